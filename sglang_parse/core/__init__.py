@@ -15,6 +15,7 @@
     selection      accepted prefix from the verdicts
     simulation     simulated acceptance for benchmarks
     phases         records of a request's state machine: phases, actions, plans, outcomes
+    stage          wall time of a stage of one iteration
     request        state of one request and its transitions
     text_match     place of an answer in a text that may draft it
     answers        earlier answers by the end of a prompt or an answer

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import MODEL, DraftKey, Phase, StageTime
+from sglang_parse.core.phases import MODEL, DraftKey, Phase
 from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.stage import StageTime
 from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.drafting.drafter import Drafter

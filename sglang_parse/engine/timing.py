@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sglang_parse.core.phases import Action, Stage, StageTime
+from sglang_parse.core.phases import Action
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.device import DeviceClock
 from sglang_parse.engine.drafting.chunk import DraftChunk
 from sglang_parse.engine.sglang_types import Req

@@ -24,8 +24,6 @@ from sglang_parse.core.phases import (
     Draft,
     Phase,
     RequestPolicy,
-    Stage,
-    StageTime,
     VerifyOutcome,
 )
 from sglang_parse.core.policy.constants import DEFAULTS
@@ -37,6 +35,7 @@ from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.selection import Selection
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
+from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.engine import commit as commit_module
 from sglang_parse.engine.commit import Committer, trace_record
 from sglang_parse.engine.faults import NO_LOGITS

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_parse.core.phases import Action, Phase, Stage, StageTime
+from sglang_parse.core.phases import Action, Phase
+from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support.fake_engine import (
     CHUNK,

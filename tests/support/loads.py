@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sglang_parse.core.phases import Stage
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.stage import Stage
 from support.replay import Controlled, Cost, Costs, Fixed, Policy, Replay, Script, Segment
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -28,8 +28,9 @@ from sglang_parse.client.records import PARSE
 from sglang_parse.client.servers import Server, free_ports
 from sglang_parse.client.targets import parse_settings, server_specs
 from sglang_parse.client.traced import num_matched
-from sglang_parse.core.phases import Stage, TraceRecord
+from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.selection import matching_tokens
+from sglang_parse.core.stage import Stage
 from support.client import Client, parse_info
 from support.demo_pair import DEMO, held_out
 from support.loads import best_fixed, loads, recorded

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-from sglang_parse.core.phases import DraftKey, DraftPlan, Stage, StageTime, VerifyOutcome
+from sglang_parse.core.phases import DraftKey, DraftPlan, VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.segment import evenly_spaced
+from sglang_parse.core.stage import Stage, StageTime
 
 Cost = Callable[[float], float]
 """Size (requests, rows) -> ms."""

@@ -11,9 +11,10 @@ from functools import partial
 
 import pytest
 
-from sglang_parse.core.phases import DraftPlan, Stage, VerifyOutcome
+from sglang_parse.core.phases import DraftPlan, VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.stage import Stage
 from support.loads import h100_costs
 from support.replay import Controlled, Replay, Segment
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import DraftKey, Stage, StageTime, VerifyOutcome
+from sglang_parse.core.phases import DraftKey, VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.stage import Stage, StageTime
 from support.replay import Controlled, Costs, Fixed, Replay, Segment
 
 pytestmark = pytest.mark.unit

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import Stage, StageTime, VerifyOutcome
+from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits, draft_lengths
+from sglang_parse.core.stage import Stage, StageTime
 
 pytestmark = pytest.mark.unit
 

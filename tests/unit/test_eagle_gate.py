@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_parse.core.phases import Stage, StageTime
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.stage import Stage, StageTime
 
 pytestmark = pytest.mark.unit
 

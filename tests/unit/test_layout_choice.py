@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from sglang_parse.core.block import DraftLayout, layouts_for
-from sglang_parse.core.phases import Stage, StageTime
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.costs import Layouts
+from sglang_parse.core.stage import Stage, StageTime
 
 pytestmark = pytest.mark.unit
 

@@ -13,11 +13,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 
 from sglang_parse.core.block import ONE_TOKEN, DraftLayout
-from sglang_parse.core.phases import DraftKey, DraftPlan, Stage, StageTime, VerifyOutcome
+from sglang_parse.core.phases import DraftKey, DraftPlan, VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS, PolicyConfig
 from sglang_parse.core.policy.costs import Layouts, StageCost
 from sglang_parse.core.policy.drafting import Acceptance, KeyStats
 from sglang_parse.core.policy.limits import ADAPTIVE, Limits, draft_lengths
+from sglang_parse.core.stage import Stage, StageTime
 
 DRAFTING_OFF = "drafting is off (--parse-drafting never)"
 

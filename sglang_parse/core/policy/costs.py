@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from sglang_parse.core.block import DraftLayout
-from sglang_parse.core.phases import StageTime
 from sglang_parse.core.policy.constants import PolicyConfig
+from sglang_parse.core.stage import StageTime
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import EAGLE3, Stage, VerifyOutcome
+from sglang_parse.core.phases import EAGLE3, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.drafting import Acceptance
+from sglang_parse.core.stage import Stage
 from sglang_parse.engine.grammar import num_allowed
 from sglang_parse.engine.sglang_types import Req
 

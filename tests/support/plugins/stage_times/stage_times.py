@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.core.phases import DraftKey, StageTime, VerifyOutcome
+from sglang_parse.core.phases import DraftKey, VerifyOutcome
+from sglang_parse.core.stage import StageTime
 
 
 def register() -> None:

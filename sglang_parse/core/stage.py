@@ -1,0 +1,41 @@
+"""What the forwards of an iteration took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from sglang_parse.core.block import ONE_TOKEN, DraftLayout
+
+
+class Stage(Enum):
+    DRAFT_PREFILL = "draft_prefill"  # the draft model computes missing KV before it drafts
+    DRAFT = "draft"  # draft tokens of one iteration
+    VERIFY = "verify"  # target forward that verifies drafts
+    DECODE = "decode"  # target forward without other drafts than an EAGLE-3 head's
+    SCHEDULER = "scheduler"  # time between two iterations in which no forward runs
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Wall time of one stage in one iteration.
+
+    Attributes:
+        size: tokens of a draft prefill, rows of a verify pass, else requests.
+        num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
+        num_forwards, layout: of DRAFT: 0 stands for one forward per draft token.
+        num_used: of DRAFT: mean forwards before the end of a request's draft; 0 stands for all.
+        graphs: of VERIFY: rows of the CUDA graphs that its forwards replayed; 0 without one.
+        num_rows, head_ms: of a target forward: its rows, and the EAGLE-3 head's part of ``ms``.
+    """
+
+    stage: Stage
+    size: int
+    num_tokens: float
+    ms: float
+    num_forwards: int = 0
+    layout: DraftLayout = ONE_TOKEN
+    graphs: tuple[int, ...] = ()
+    num_used: float = 0.0
+    num_rows: int = 0
+    head_ms: float = 0.0
