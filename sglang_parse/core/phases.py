@@ -225,6 +225,7 @@ class Stats:
             tokens equal its choices. Counted in greedy requests under semantic verification.
         rejected_matched_prefixes: those of them whose verdict is below the threshold.
         kv_truncated_drafts: drafts ended early or dropped because KV slots ran short.
+        kv_slots_granted: KV slots behind the sequence, of all iterations: for drafts and passes.
         skipped_drafts: tokens at which a draft was due and did not start: drafting is suspended, or
             about to be timed, or the settings draft nothing.
         eagle3_steps, eagle3_tokens: target forwards that compared an EAGLE-3 proposal with the
@@ -241,6 +242,7 @@ class Stats:
     matched_prefixes: int = 0
     rejected_matched_prefixes: int = 0
     kv_truncated_drafts: int = 0
+    kv_slots_granted: int = 0
     skipped_drafts: int = 0
     eagle3_steps: int = 0
     eagle3_tokens: int = 0

@@ -213,9 +213,14 @@ class RequestState:
 
     # -- plan -------------------------------------------------------------------
 
-    def take(self, action: Action) -> None:
-        """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it."""
+    def take(self, action: Action, num_slots: int = 0) -> None:
+        """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it.
+
+        Args:
+            num_slots: KV slots granted with it, behind those of its sequence.
+        """
         self.action = action
+        self.stats.kv_slots_granted += num_slots
         self.waited = self.waited + 1 if action is Action.WAIT else 0
         if action in (Action.END_DRAFT, Action.DROP_DRAFT) and not self.draft.is_truncated:
             self.draft.is_truncated = True

@@ -193,7 +193,7 @@ def _is_plain(req: Req) -> bool:
 def _take(batch: ScheduleBatch, req: Req, grant: KvGrant) -> None:
     state = req.parse_state
     without_eagle = grant.action is Action.DECODE and decodes_with_eagle(req)
-    state.take(grant.action)
+    state.take(grant.action, grant.lookahead_slots or 0)
     if without_eagle or grant.action is Action.DROP_DRAFT:
         free_slots(batch, req, state.committed_len + 1)
 

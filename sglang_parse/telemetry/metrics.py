@@ -136,6 +136,7 @@ METRICS = (
         "expected to come from the target's decode steps.",
     ),
     Metric("kv_truncated_drafts_total", "Drafts truncated or dropped for lack of KV slots."),
+    Metric("kv_slots_granted_total", "KV slots that iterations were granted to draft and verify."),
     Metric(
         "skipped_drafts_total",
         "Drafts that were due and did not start: drafting is suspended, or about to be timed, or "

@@ -98,6 +98,7 @@ def test_output_equals_the_plain_servers(tight: Tight, expected: list):
     # Not vacuous: the pool was too small, or requests were retracted.
     assert short + num_retractions > 0, (short, num_retractions)
     assert num_retractions > 0 or not tight.is_retracting
+    assert all(info["kv_slots_granted"] > info["drafted_tokens"] for info in infos)
     if tight.is_token:
         assert sum(info["accepted_tokens"] for info in infos) > 0
     tight.client.assert_nothing_lost()
