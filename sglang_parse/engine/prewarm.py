@@ -79,16 +79,13 @@ def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:
         _set_draft(engine, batch, num_rows)
         drafter.model.extend(batch.reqs, [0], [num_rows])
     layouts = engine.controller.layouts.costs
-    sizes = [size for size in SIZES if size <= drafter.model.graph_reqs]
-    num_runs = 1 + engine.config.policy.cold_forwards if sizes else 1
-    times = [
-        (layout, size, _chunk_ms(engine, drafter, batch, layout, size))
-        for layout in layouts
-        for size in sizes or [1]
-        for _ in range(num_runs)
-    ]
-    if sizes:  # without graphs, times depend on what else the host does
-        for layout, size, ms in broadcast_object(times):
+    for layout in layouts:
+        _chunk_ms(engine, drafter, batch, layout, 1)
+    # Only of graphs: without them times depend on what else the host does.
+    graphs = [(x, size) for x in layouts for size in SIZES if drafter.model.has_graph(x, size)]
+    for _ in range(1 + engine.config.policy.cold_forwards if graphs else 0):
+        times = [_chunk_ms(engine, drafter, batch, layout, size) for layout, size in graphs]
+        for (layout, size), ms in zip(graphs, broadcast_object(times), strict=True):
             layouts[layout].per_forward.add(size, ms)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +36,7 @@ def test_every_kind_of_forward_runs(
     for runner in (target, draft):
         runner.req_to_token_pool = batch.req_to_token_pool
         runner.prefill_cuda_graph_runner = SimpleNamespace(capture_num_tokens=[16, 32, 64])
-    engine.drafter.model.graph_reqs = graph_reqs
+    engine.drafter.model.has_graph = lambda _, size: size <= graph_reqs
     prewarming.prewarm(engine)
     rows = [len(forward.input_ids) for forward in target.forwards]
     assert rows == [1, 16, 32]
@@ -43,18 +44,18 @@ def test_every_kind_of_forward_runs(
     assert rows[:2] == [16, 32]
     costs = engine.controller.layouts.costs
     assert len(costs) == (1 if block_size == 1 else 2)
-    sizes = (1, 2, 4) if graph_reqs else (1,)
-    num_runs = 1 + engine.config.policy.cold_forwards if graph_reqs else 1
+    sizes = (1, 2, 4) if graph_reqs else ()
+    num_runs = 1 + engine.config.policy.cold_forwards
+    chunks = [*((layout, 1) for layout in costs), *product(costs, sizes)]
+    chunks += [*product(costs, sizes)] * (num_runs - 1)
     num_tokens = min(4 * block_size, engine.config.draft_tokens)
-    expected = [
+    assert rows[2:] == [
         size * layout.rows(0).num_rows
-        for layout in costs
-        for size in sizes
-        for _ in range(num_runs * num_tokens // layout.size)
+        for layout, size in chunks
+        for _ in range(num_tokens // layout.size)
     ]
-    assert rows[2:] == expected
     # What forwards bring is measured by the first drafts.
     for cost in costs.values():
-        assert all(cost.per_forward.knows(size) == bool(graph_reqs) for size in sizes)
+        assert [size for size in (1, 2, 4) if cost.per_forward.knows(size)] == [*sizes]
         assert cost.per_token(1) == math.inf
         assert engine.controller.layouts.choose(1) is [*costs][0]
