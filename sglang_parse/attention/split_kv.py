@@ -24,19 +24,15 @@ MAX_BLOCK, TILE, WARPS, STAGES = 64, 64, 4, 2
 """Of a program: most rows x query heads, KV tokens at a time, warps, and tiles loaded ahead."""
 PROGRAMS_PER_SM, MAX_SPLITS = 2, 16
 """A context has as many parts as make so many programs, but no more than so many."""
-_PLAIN: dict[str, Any] = {
+_COMBINED = 4
+"""Outputs of query heads per program that combines parts: 16 of each are on their way at once."""
+_PLAIN = dict.fromkeys(("sinks", "window_kv_offsets", "score_mod", "aux_tensors")) | {
     "logit_cap": 0.0,
     "sliding_window_size": -1,
-    "sinks": None,
-    "window_kv_offsets": None,
     "xai_temperature_len": -1,
-    "score_mod": None,
-    "aux_tensors": None,
 }
 _NO_MATTER = {"page_size", "extend_seq_lens_cpu"}
 """Slots are tokens' whatever the page; no grid here depends on the requests' lengths."""
-_COMBINED = 32
-"""Parts that a program combines: of one query head's row, or of several."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -118,11 +114,10 @@ class SplitKV:
             num_warps=WARPS,
             num_stages=STAGES,
         )
-        num_items, block_parts = len(call.q) * num_heads, triton.next_power_of_2(num_parts)
-        items = _COMBINED // block_parts
-        _combine[(triton.cdiv(num_items, items),)](
+        num_items = len(call.q) * num_heads
+        _combine[(triton.cdiv(num_items, _COMBINED),)](
             *(self._partial, self._lse, call.out, call.out.stride(0), call.out.stride(1)),
-            *(num_items, num_heads, num_parts, dim, block_d, block_parts, items),
+            *(num_items, num_heads, dim, block_d, num_parts, _COMBINED),
         )
 
     def _is_ours(self, call: _Call, options: dict[str, Any], num_parts: int) -> bool:
@@ -231,21 +226,23 @@ def _attend_part(
 
 @triton.jit
 def _combine(
-    partial, lse, out, out_row, out_head, num_items, num_heads, num_parts,
+    partial, lse, out, out_row, out_head, num_items, num_heads,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, ITEMS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of ITEMS query heads' rows, weighted by what each adds to the softmax."""
-    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
-    part, d = tl.arange(0, PARTS), tl.arange(0, BLOCK_D)
+    """The parts of ITEMS rows' query heads, weighted by what each adds to the softmax."""
+    item, d = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS), tl.arange(0, BLOCK_D)
     is_item, is_d = item < num_items, d < DIM
-    place = item[:, None] * num_parts + part[None, :]
-    is_part = is_item[:, None] & (part < num_parts)[None, :]
-    lses = tl.load(lse + place, mask=is_part, other=float("-inf"))
-    weights = tl.exp2(lses - tl.max(lses, 1)[:, None])
-    weights /= tl.sum(weights, 1)[:, None]
-    # A part without tokens has written nothing but its weight, 0.
-    is_read = (weights > 0)[:, :, None] & is_d[None, None, :]
-    parts = tl.load(partial + place[:, :, None] * DIM + d[None, None, :], mask=is_read, other=0.0)
+    peak = tl.full([ITEMS], float("-inf"), tl.float32)
+    for part in tl.static_range(PARTS):
+        peak = tl.maximum(peak, tl.load(lse + item * PARTS + part, mask=is_item, other=0.0))
+    acc = tl.zeros([ITEMS, BLOCK_D], tl.float32)
+    total = tl.zeros([ITEMS], tl.float32)
+    for part in tl.static_range(PARTS):
+        place = item * PARTS + part
+        weight = tl.exp2(tl.load(lse + place, mask=is_item, other=0.0) - peak)
+        # A part without tokens has written nothing but its weight, 0.
+        is_read = (weight > 0)[:, None] & is_d[None, :]
+        values = tl.load(partial + place[:, None] * DIM + d[None, :], mask=is_read, other=0.0)
+        acc, total = acc + weight[:, None] * values, total + weight
     out += (item // num_heads)[:, None] * out_row + (item % num_heads)[:, None] * out_head
-    result = tl.sum(parts * weights[:, :, None], 1)
-    tl.store(out + d[None, :], result, mask=is_item[:, None] & is_d[None, :])
+    tl.store(out + d[None, :], acc / total[:, None], mask=is_item[:, None] & is_d[None, :])

@@ -3,6 +3,7 @@ the context is split (``split_kv``)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ class WideTritonBackend(TritonAttnBackend):
         runner: the model's runner.
         rows: a request's rows, without context.
     """
+
+    enable_deterministic: bool
+    extend_attention_fwd: Callable[..., None]
 
     def __init__(self, runner: Any, rows: RequestLayout) -> None:
         super().__init__(runner)

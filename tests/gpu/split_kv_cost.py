@@ -74,21 +74,22 @@ def block(size: int, masks: Masks = Masks.EVERY) -> RequestLayout:
     return DraftLayout(size, masks).rows(0)
 
 
-LENGTHS = (0, 1, split_kv.TILE - 1, split_kv.TILE, 0, 333)
+LENGTHS = (0, 1, split_kv.TILE - 1, split_kv.TILE, 333)
 """Padding is a request without context."""
 TINY = [
-    Shape(2, 2, 64, block(4), LENGTHS),
-    Shape(4, 2, 80, block(8, Masks.LAST), LENGTHS),
-    Shape(10, 2, 128, chain(17), LENGTHS[3:]),
-    Shape(4, 2, 128, block(8), (split_kv.TILE + 1, 0)),
-    Shape(5, 1, 64, block(6), (3 * split_kv.TILE + 5,)),
-    Shape(2, 1, 80, chain(129), (130, 7)),
+    Shape(2, 2, 64, block(3), LENGTHS),
+    Shape(4, 2, 80, block(4, Masks.LAST), LENGTHS),
+    Shape(10, 2, 128, chain(17), (0, 130)),
+    Shape(4, 2, 128, block(6), (split_kv.TILE + 1, 0)),
+    Shape(5, 1, 64, block(4), (3 * split_kv.TILE + 5,)),
+    Shape(2, 1, 80, chain(70), (333, 7)),
     Shape(1, 1, 16, chain(1), (5, 0)),
 ]
 CHECKED = [
     *TINY,
     Shape(16, 8, 128, block(8), (*LENGTHS, 2048)),
     Shape(40, 8, 128, chain(33), (*LENGTHS, 8192)),
+    Shape(40, 8, 128, chain(129), LENGTHS),
     Shape(4, 2, 256, chain(9), LENGTHS),
 ]
 
@@ -213,7 +214,9 @@ def check_what_is_sglangs() -> None:
     for change in ({"is_causal": False}, {"k_scale": 0.5}, {"v_scale": 0.5}, {"k_cache": half}):
         assert leaves(change), change
     ragged = {"q": inputs.q[1:], "k": inputs.k[1:], "v": inputs.v[1:]}
-    more_heads = {name: getattr(inputs, name).repeat(1, 64, 1) for name in "qkv"}
+    of_head = {name: getattr(inputs, name) for name in "qkv"}
+    of_head |= dict(zip(("k_cache", "v_cache"), inputs.caches[0], strict=True))
+    more_heads = {name: part.repeat(1, 64, 1) for name, part in of_head.items()}
     for change in (ragged, more_heads, {"v": inputs.v[:, :, :8]}):
         assert leaves(change), change
     for option, value in {
