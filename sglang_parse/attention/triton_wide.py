@@ -1,12 +1,15 @@
-"""Triton attention of forwards with one width in a CUDA graph: all of its plan is made in it."""
+"""Triton attention of forwards with one width in a CUDA graph: all of its plan is made in it, and
+the context is split (``split_kv``)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
+from sglang_parse.attention.split_kv import SplitKV
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import entries_of_rows, qlen_only_mask
 
@@ -23,9 +26,14 @@ class WideTritonBackend(TritonAttnBackend):
         rows: a request's rows, without context.
     """
 
+    enable_deterministic: bool
+    extend_attention_fwd: Callable[..., None]
+
     def __init__(self, runner: Any, rows: RequestLayout) -> None:
         super().__init__(runner)
-        # That kernel would read the context's part of the mask; none of them splits the context.
+        # The number of parts depends on that of the requests; latent KV is SGLang's kernel's.
+        self._splits = not self.enable_deterministic and not self.use_mla
+        # That kernel would read the context's part of the mask; SGLang's other does not split.
         self.enable_deterministic = False
         self._width = rows.num_rows
         self._mask: torch.Tensor | None = None
@@ -39,6 +47,10 @@ class WideTritonBackend(TritonAttnBackend):
         if self._tail is not None:
             num_entries = max_bs * self._width * (self.max_context_len + self._width)
             self._mask = torch.zeros(num_entries, dtype=torch.uint8, device=self.device)
+        if self._splits:
+            heads = self.num_head, self.num_kv_head, self.v_head_dim
+            split = SplitKV(self.extend_attention_fwd, self._width, max_bs, heads, self.device)
+            self.extend_attention_fwd = torch.compiler.disable(split.extend_attention_fwd)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Binds the plan's tensors, once for each graph."""

@@ -36,8 +36,8 @@ MAX_PREFILL_ROWS = 2048
 """Rows of a prefill's largest graph: above, a draft model of 0.6B is bound by its operations; 128
 of them took 12 ms in pieces on an H200, 1.6 of it on the device."""
 MAX_CONTEXT = 16_384
-"""Tokens before a request's rows: Triton's kernel reads a longer context more slowly, in one part,
-than the host launches pieces (computed)."""
+"""Tokens before a request's rows: SGLang's Triton kernel, which runs where ``split_kv`` does not,
+reads a longer context more slowly, in one part, than the host launches pieces (computed)."""
 
 
 class PassGraphs(WideGraphs):

@@ -91,6 +91,22 @@ def test_backends_of_gpus():
     ]
 
 
+@pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
+def test_split_kv_of_graphs():
+    """Its kernels in Triton's interpreter: layouts, lengths, groups and head_dims."""
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "gpu" / "split_kv_cost.py"), "--tiny", "--check"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("right to") == 7
+    assert "SGLang's kernel does the rest" in done.stdout
+
+
 def test_parses_backends_replace_the_stock_ones():
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 

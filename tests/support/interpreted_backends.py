@@ -8,6 +8,7 @@ their documentation says it. Run by ``test_attention_backends``, because Triton 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd  
 from sglang.srt.layers.attention.flashinfer_backend import (  # noqa: E402
     FlashInferIndicesUpdaterPrefill,
 )
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
@@ -105,23 +107,35 @@ def triton_pass(given: PagedPass) -> torch.Tensor:
     return backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch)
 
 
-def graph_pass(given: PagedPass) -> torch.Tensor:
+def graph_pass(given: PagedPass, splits: bool) -> torch.Tensor:
     """As in a CUDA graph of forwards with one width: planned from lengths on the device, in buffers
-    that an earlier replay has used."""
+    that an earlier replay has used. ``splits``: no call is SGLang's kernel's."""
     rows = given.layout.requests[0]
-    width, mask = rows.num_rows, None
-    if not rows.is_causal:
-        mask = torch.ones(8 * width * 64, dtype=torch.uint8)
+    width = rows.num_rows
     backend = triton_backend(
         WideTritonBackend,
         given,
         mask_indptr=torch.zeros(9, dtype=torch.int64),
-        cuda_graph_kv_indices=torch.full((8 * 64,), 1, dtype=torch.int64),
+        num_head=HEADS,
+        num_kv_head=KV_HEADS,
+        v_head_dim=DIM,
         _verify_mask=None,
         _width=width,
-        _mask=mask,
-        _tail=qlen_only_mask(rows).to(torch.uint8),
+        _mask=None,
+        _tail=None if rows.is_causal else qlen_only_mask(rows).to(torch.uint8),
+        _splits=splits,
     )
+    if splits:
+        backend.extend_attention_fwd = None
+
+    def stock(self: Any, max_bs: int, max_num_tokens: int, kv_indices_buf: torch.Tensor) -> None:
+        assert max_bs == max_num_tokens == 8
+        self.cuda_graph_kv_indices = kv_indices_buf.fill_(1)
+
+    with mock.patch.object(TritonAttnBackend, "init_cuda_graph_state", stock):
+        backend.init_cuda_graph_state(8, 8 * width)
+    if backend._mask is not None:
+        backend._mask.fill_(1)
     batch = given.forward_batch
     batch.forward_mode, batch.seq_lens = ForwardMode.TARGET_VERIFY, batch.extend_prefix_lens
     batch.spec_info = SimpleNamespace(num_tokens_per_req=width, custom_mask=None)
@@ -250,10 +264,10 @@ def main() -> None:
                 vars(given.layer).update(LAYER)
                 given.check(run(given))
             print(name, "mask" if is_masked else "alias", "right")
-    for layout in (ON_DEVICE, CHAINS):
+    for layout, splits in itertools.product((ON_DEVICE, CHAINS), (True, False)):
         given = PagedPass(is_masked=True, layout=layout)
         vars(given.layer).update(LAYER)
-        given.check(graph_pass(given))
+        given.check(graph_pass(given, splits))
     print("triton graphs right")
 
 

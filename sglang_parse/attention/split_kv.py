@@ -1,0 +1,248 @@
+"""Split-KV attention: a request's few rows over its context, by many programs at once.
+
+SGLang's extend kernel walks a request's context in one program per query head, with most of the GPU
+idle. Here each part of a context has programs of its own, each for all query heads of a KV head;
+a second kernel combines the parts.
+
+SGLang's split-KV kernels do not do: ``verify_splitkv`` knows no mask and keeps rows x rows x
+head_dim products in registers; the one that combines parts for its decode attention
+(``_fwd_kernel_stage2``) reads them one after another.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_BLOCK, TILE, WARPS, STAGES = 64, 64, 4, 2
+"""Of a program: most rows x query heads, KV tokens at a time, warps, and tiles loaded ahead."""
+PROGRAMS_PER_SM, MAX_SPLITS = 2, 16
+"""A context has as many parts as make so many programs, but no more than so many."""
+_COMBINED = 4
+"""Outputs of query heads per program that combines parts: 16 of each are on their way at once."""
+_PLAIN = dict.fromkeys(("sinks", "window_kv_offsets", "score_mod", "aux_tensors")) | {
+    "logit_cap": 0.0,
+    "sliding_window_size": -1,
+    "xai_temperature_len": -1,
+}
+_NO_MATTER = {"page_size", "extend_seq_lens_cpu"}
+"""Slots are tokens' whatever the page; no grid here depends on the requests' lengths."""
+_LOG2_E = 1.4426950408889634
+
+
+class _Call(NamedTuple):
+    """The arguments of SGLang's ``extend_attention_fwd``, in its order; n requests.
+
+    q, out: [n * width, query heads, head_dim]. k, v: [n * width, KV heads, head_dim].
+    k_cache, v_cache: [slots, KV heads, head_dim].
+    kv_indptr: int32 [n + 1], where a request's context is in kv_indices: int64, slots.
+    mask: uint8, [width, context + width] of each request, or None: causal. Where a request's begins
+    is in mask_indptr: int64 [n + 1].
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    mask: torch.Tensor | None
+    is_causal: bool
+    mask_indptr: torch.Tensor | None
+    width: int
+    k_scale: float
+    v_scale: float
+    sm_scale: float
+
+
+class SplitKV:
+    """Attention of requests that all have ``width`` rows.
+
+    Args:
+        stock: SGLang's ``extend_attention_fwd``.
+        width: rows of a request.
+        max_reqs: requests of the largest call.
+        heads: query heads, KV heads and head_dim of a layer.
+        device: where the buffers are, which all layers share.
+    """
+
+    def __init__(
+        self,
+        stock: Callable[..., None],
+        width: int,
+        max_reqs: int,
+        heads: tuple[int, int, int],
+        device: Any,
+    ) -> None:
+        self._stock, (num_heads, num_kv_heads, dim) = stock, heads
+        self._num_sms, self._shared_memory = 16, sys.maxsize  # of Triton's interpreter
+        if torch.cuda.is_available():
+            gpu = torch.cuda.get_device_properties(device)
+            self._num_sms = gpu.multi_processor_count
+            self._shared_memory = getattr(gpu, "shared_memory_per_block_optin", 0)
+        packed = width * num_heads // num_kv_heads
+        parts = [n * self._num_parts(n * num_kv_heads, packed) for n in range(1, max_reqs + 1)]
+        self._lse = torch.empty(max(parts) * width * num_heads, dtype=torch.float32, device=device)
+        self._partial = self._lse.new_empty(len(self._lse) * dim)
+
+    def extend_attention_fwd(self, *args: Any, **options: Any) -> None:
+        """Writes ``out``; what the kernels here do not do is left to SGLang's."""
+        call = _Call(*args)
+        (_, num_heads, dim), num_kv_heads = call.q.shape, call.k.shape[1]
+        group, num_reqs = num_heads // num_kv_heads, len(call.qo_indptr) - 1
+        num_parts = self._num_parts(num_reqs * num_kv_heads, call.width * group)
+        if not self._is_ours(call, options, num_parts):
+            self._stock(*call, **options)
+            return
+        block_d, rows = triton.next_power_of_2(dim), _block_of(call.width * group)
+        grid = num_reqs, num_kv_heads * triton.cdiv(call.width * group, rows), num_parts
+        tensors = (call.q, call.k, call.v, call.k_cache, call.v_cache)
+        _attend_part[grid](
+            *(part for tensor in tensors for part in (tensor, tensor.stride(0), tensor.stride(1))),
+            *(call.kv_indptr, call.kv_indices, call.mask, call.mask_indptr),
+            *(self._partial, self._lse, call.sm_scale * _LOG2_E, call.width),
+            *(group, dim, block_d, rows, TILE),
+            num_warps=WARPS,
+            num_stages=STAGES,
+        )
+        num_items = len(call.q) * num_heads
+        _combine[(triton.cdiv(num_items, _COMBINED),)](
+            *(self._partial, self._lse, call.out, call.out.stride(0), call.out.stride(1)),
+            *(num_items, num_heads, dim, block_d, num_parts, _COMBINED),
+        )
+
+    def _is_ours(self, call: _Call, options: dict[str, Any], num_parts: int) -> bool:
+        """Whether scores depend on scale and mask alone, KV is neither scaled (fp8) nor latent, all
+        requests have the same rows, and the buffers and this GPU's shared memory suffice."""
+        q, k, v, caches = call.q, call.k, call.v, (call.k_cache, call.v_cache)
+        asked = {name: value for name, value in options.items() if name not in _NO_MATTER}
+        num_items = num_parts * q.shape[0] * q.shape[1]
+        row_size = triton.next_power_of_2(q.shape[2]) * q.element_size()
+        tiles = (MAX_BLOCK + 2 * STAGES * TILE) * row_size + 2 * MAX_BLOCK * TILE
+        return (
+            call.is_causal
+            and asked.items() <= _PLAIN.items()
+            and call.k_scale == call.v_scale == 1.0
+            and all(part.dtype == q.dtype for part in (k, v, *caches))
+            and all(part.shape[1:] == (k.shape[1], q.shape[2]) for part in (k, v, *caches))
+            and len(q) == (len(call.qo_indptr) - 1) * call.width
+            and num_items <= len(self._lse)
+            and num_items * q.shape[2] <= len(self._partial)
+            and tiles <= self._shared_memory
+        )
+
+    def _num_parts(self, num_kv_heads: int, packed: int) -> int:
+        """Parts of a context, and one for the new rows.
+
+        Args:
+            num_kv_heads: of all requests.
+            packed: rows x query heads of a KV head.
+        """
+        num_programs = num_kv_heads * triton.cdiv(packed, _block_of(packed))
+        wanted = triton.cdiv(PROGRAMS_PER_SM * self._num_sms, num_programs)
+        return 1 + min(wanted, MAX_SPLITS)
+
+
+def _block_of(packed: int) -> int:
+    """Rows x query heads of a program; a matrix product has at least 16."""
+    return min(max(triton.next_power_of_2(packed), 16), MAX_BLOCK)
+
+
+@triton.jit
+def _attend_part(
+    q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
+    k_cache, k_slot, k_cache_head, v_cache, v_slot, v_cache_head,
+    kv_indptr, kv_indices, mask, mask_indptr, partial, lse, scale, width,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """One part for a block of a KV head's rows x query heads; the last part is the new rows."""
+    request, part, num_parts = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    num_blocks = tl.cdiv(width * GROUP, ROWS)
+    kv_head, block = tl.program_id(1) // num_blocks, tl.program_id(1) % num_blocks
+    packed = block * ROWS + tl.arange(0, ROWS)
+    row, head = packed // GROUP, kv_head * GROUP + packed % GROUP
+    is_row = row < width
+    num_heads = tl.num_programs(1) // num_blocks * GROUP
+    place = ((request * width + row) * num_heads + head) * num_parts + part
+
+    start = tl.load(kv_indptr + request)
+    context = tl.load(kv_indptr + request + 1) - start
+    is_context = part < num_parts - 1
+    share = tl.cdiv(tl.cdiv(context, TILE), num_parts - 1) * TILE
+    first = tl.where(is_context, part * share, 0)
+    # No row sees those behind it, whatever the mask.
+    last_row = tl.minimum((block * ROWS + ROWS - 1) // GROUP, width - 1)
+    last = tl.where(is_context, tl.minimum(first + share, context), last_row + 1)
+    if first >= last:
+        tl.store(lse + place, tl.full([ROWS], float("-inf"), tl.float32), mask=is_row)
+        return
+
+    d = tl.arange(0, BLOCK_D)
+    is_d = d < DIM
+    queries = q + (request * width + row)[:, None] * q_row + head[:, None] * q_head + d[None, :]
+    q_tile = tl.load(queries, mask=is_row[:, None] & is_d[None, :], other=0.0)
+    # One loop for both: two would take twice the shared memory.
+    k = tl.where(is_context, k_cache + kv_head * k_cache_head, k + kv_head * k_head)
+    v = tl.where(is_context, v_cache + kv_head * v_cache_head, v + kv_head * v_head)
+    k_row, v_row = tl.where(is_context, k_slot, k_row), tl.where(is_context, v_slot, v_row)
+    if mask is not None:
+        mask += tl.load(mask_indptr + request) + context
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    peak = tl.full([ROWS], -1e20, tl.float32)  # finite: a row may see nothing of a tile
+    for tile in range(first, last, TILE):
+        token = tile + tl.arange(0, TILE)
+        is_token = token < last
+        slot = tl.load(kv_indices + start + token, mask=is_token & is_context, other=0)
+        place_of = tl.where(is_context, slot, request * width + token)
+        k_mask, v_mask = is_token[None, :] & is_d[:, None], is_token[:, None] & is_d[None, :]
+        k_tile = tl.load(k + place_of[None, :] * k_row + d[:, None], mask=k_mask, other=0.0)
+        v_tile = tl.load(v + place_of[:, None] * v_row + d[None, :], mask=v_mask, other=0.0)
+        seen = is_token[None, :] & (is_context | (token[None, :] <= row[:, None]))
+        if mask is not None:
+            entry = (row * (context + width))[:, None] + token[None, :]
+            is_new = seen & is_row[:, None] & (not is_context)
+            seen &= is_context | (tl.load(mask + entry, mask=is_new, other=0) != 0)
+        # A running softmax to base 2: ``scale`` includes log2(e).
+        scores = tl.where(seen, tl.dot(q_tile, k_tile) * scale, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        weights, decay = tl.exp2(scores - new_peak[:, None]), tl.exp2(peak - new_peak)
+        acc = acc * decay[:, None] + tl.dot(weights.to(v_tile.dtype), v_tile)
+        total, peak = total * decay + tl.sum(weights, 1), new_peak
+    tl.store(lse + place, peak + tl.log2(total), mask=is_row)
+    partial += place[:, None] * DIM + d[None, :]
+    tl.store(partial, acc / total[:, None], mask=is_row[:, None] & is_d[None, :])
+
+
+@triton.jit
+def _combine(
+    partial, lse, out, out_row, out_head, num_items, num_heads,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, ITEMS: tl.constexpr,
+):  # fmt: skip
+    """The parts of ITEMS rows' query heads, weighted by what each adds to the softmax."""
+    item, d = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS), tl.arange(0, BLOCK_D)
+    is_item, is_d = item < num_items, d < DIM
+    peak = tl.full([ITEMS], float("-inf"), tl.float32)
+    for part in tl.static_range(PARTS):
+        peak = tl.maximum(peak, tl.load(lse + item * PARTS + part, mask=is_item, other=0.0))
+    acc = tl.zeros([ITEMS, BLOCK_D], tl.float32)
+    total = tl.zeros([ITEMS], tl.float32)
+    for part in tl.static_range(PARTS):
+        place = item * PARTS + part
+        weight = tl.exp2(tl.load(lse + place, mask=is_item, other=0.0) - peak)
+        # A part without tokens has written nothing but its weight, 0.
+        is_read = (weight > 0)[:, None] & is_d[None, :]
+        values = tl.load(partial + place[:, None] * DIM + d[None, :], mask=is_read, other=0.0)
+        acc, total = acc + weight[:, None] * values, total + weight
+    out += (item // num_heads)[:, None] * out_row + (item % num_heads)[:, None] * out_head
+    tl.store(out + d[None, :], acc / total[:, None], mask=is_item[:, None] & is_d[None, :])
