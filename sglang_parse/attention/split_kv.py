@@ -7,6 +7,8 @@ a second kernel combines the parts.
 SGLang's split-KV kernels do not do: ``verify_splitkv`` knows no mask and keeps rows x rows x
 head_dim products in registers; the one that combines parts for its decode attention
 (``_fwd_kernel_stage2``) reads them one after another.
+
+Off unless ``ENV_VAR`` is 1: it has not run on a GPU yet.
 """
 
 # mypy: allow-untyped-defs
@@ -20,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+ENV_VAR = "SGLANG_PARSE_SPLIT_KV"
 MAX_BLOCK, TILE, WARPS, STAGES = 64, 64, 4, 2
 """Of a program: most rows x query heads, KV tokens at a time, warps, and tiles loaded ahead."""
 PROGRAMS_PER_SM, MAX_SPLITS = 2, 16

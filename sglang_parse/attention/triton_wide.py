@@ -1,15 +1,15 @@
-"""Triton attention of forwards with one width in a CUDA graph: all of its plan is made in it, and
-the context is split (``split_kv``)."""
+"""Triton attention of forwards with one width in a CUDA graph: all of its plan is made in it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
-from sglang_parse.attention.split_kv import SplitKV
+from sglang_parse.attention.split_kv import ENV_VAR, SplitKV
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import entries_of_rows, qlen_only_mask
 
@@ -32,7 +32,8 @@ class WideTritonBackend(TritonAttnBackend):
     def __init__(self, runner: Any, rows: RequestLayout) -> None:
         super().__init__(runner)
         # The number of parts depends on that of the requests; latent KV is SGLang's kernel's.
-        self._splits = not self.enable_deterministic and not self.use_mla
+        is_able = not self.enable_deterministic and not self.use_mla
+        self._splits = is_able and os.environ.get(ENV_VAR) == "1"
         # That kernel would read the context's part of the mask; SGLang's other does not split.
         self.enable_deterministic = False
         self._width = rows.num_rows

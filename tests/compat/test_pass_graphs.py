@@ -109,16 +109,20 @@ def test_padding_writes_to_sglangs_padding_slot_and_sees_nothing():
     assert inputs.slots[4 * WIDTH :].eq(77).all()
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
 @pytest.mark.parametrize("is_deterministic", [True, False])
 @pytest.mark.parametrize("use_mla", [True, False])
 def test_attention_is_a_kernel_that_leaves_out_the_contexts_mask(
-    is_deterministic: bool, use_mla: bool, monkeypatch: pytest.MonkeyPatch
+    is_asked: bool, is_deterministic: bool, use_mla: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """With deterministic inference, too: the graphs never write that part of the mask. Then nothing
     depends on the number of requests, either."""
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
+    from sglang_parse.attention.split_kv import ENV_VAR
     from sglang_parse.attention.triton_wide import WideTritonBackend
+
+    monkeypatch.setenv(ENV_VAR, str(int(is_asked)))
 
     def init(backend: Any, _: Any) -> None:
         backend.enable_deterministic, backend.use_mla = is_deterministic, use_mla
@@ -127,7 +131,7 @@ def test_attention_is_a_kernel_that_leaves_out_the_contexts_mask(
     asks = RequestLayout(0, 2, (1,), (2,))
     backend = WideTritonBackend(SimpleNamespace(device="cpu"), asks)
     assert not backend.enable_deterministic
-    assert backend._splits is not (is_deterministic or use_mla)
+    assert backend._splits is (is_asked and not is_deterministic and not use_mla)
     assert backend._tail is not None
 
 

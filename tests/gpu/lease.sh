@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# A short lease of a GPU without a network: two calls of at most six minutes, on one machine.
+# A short lease of a GPU without a network: calls of at most six minutes, on one machine.
 #
+#   KIT=kit OUT=out bash tests/gpu/lease.sh kernel   # split-KV attention: right, and in what time
 #   KIT=kit OUT=out bash tests/gpu/lease.sh right    # exact answers, every forward a replay
 #   KIT=kit OUT=out bash tests/gpu/lease.sh fast     # sglang-parse bench
 #
 # KIT: the parts and unpack.sh of pack.py, stub/, the wheel of this package, and jit.tar of an earlier lease.
 # OUT: gets logs, results.json and jit.tar, also of what was ended in time. SITE: /tmp/site.
 set -uo pipefail
-part=${1:?right or fast}
+part=${1:?kernel, right or fast}
 kit=$(realpath "${KIT:?}") out=$(realpath "${OUT:?}") site=${SITE:-/tmp/site}
 work=$(mktemp -d) # OUT takes few files and no deep folders
 
@@ -37,6 +38,10 @@ export TRITON_CACHE_DIR=$site/.jit/triton
 export PYTHONSAFEPATH=1 PYTHONPATH=$site:tests PYTHONUNBUFFERED=1 # not the checkout's package, which lacks its patches
 
 case $part in
+kernel)
+  # Prints BEST: the constants that sglang_parse/attention/split_kv.py should have here.
+  limited 110 python3 tests/gpu/split_kv_cost.py --seconds 90 2>&1 | tee "$out/kernel.log"
+  ;;
 right)
   tests 130 tests/gpu/test_servers.py "token_mode and flashinfer and auto and not disable and not overlap" exact
   tests 150 tests/gpu/test_real_sizes.py "replay and triton" replay
