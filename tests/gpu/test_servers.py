@@ -24,7 +24,7 @@ from support.gpu_setups import BACKENDS, SETUPS, Setup
 from support.models import load_model
 from support.random_adapter import make_adapter
 from support.reference_verdicts import reference_verdicts
-from support.servers import QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
+from support.servers import PARSE, QUESTION, SEMANTIC, Start, parse_flags, plain_flags, served
 from support.sglang_symbols import backend_symbols
 from support.verified_tokens import gaps
 
@@ -92,6 +92,12 @@ class Servers:
         name = f"{'head' if has_head else 'demo'} {setup}"
         return self._client(name, parse_flags((DEMO / "target", DEMO / "draft"), *flags))
 
+    def alone(self, setup: Setup) -> Iterator[Any]:
+        """The trained target, whose EAGLE-3 head drafts; no draft model."""
+        flags = ("--model-path", str(DEMO / "target"), *PARSE, "--parse-verification", "token")
+        flags = (*flags, "--parse-eagle3-path", str(DEMO / "eagle3"), "--parse-drafting", "always")
+        return self._client(f"head alone {setup}", (*flags, *setup.on_gpu))
+
 
 @pytest.fixture(scope="session")
 def servers(start_server: Start, random_pair: tuple[Path, Path]) -> Servers:
@@ -126,6 +132,11 @@ def demo_plain(servers: Servers, setup: Setup) -> Iterator[Any]:
 @pytest.fixture
 def head(servers: Servers, setup: Setup) -> Iterator[Any]:
     yield from servers.demo(setup, has_head=True)
+
+
+@pytest.fixture
+def alone(servers: Servers, setup: Setup) -> Iterator[Any]:
+    yield from servers.alone(setup)
 
 
 @pytest.fixture(scope="session")
@@ -226,6 +237,20 @@ def test_an_eagle3_head_changes_no_token(
     )
     assert ahead > 1.5 * steps > 0
     head.assert_nothing_lost()
+
+
+@pytest.mark.parametrize(
+    "setup", [Setup(backend, "auto") for backend in BACKENDS], ids=str, indirect=True
+)
+def test_an_eagle3_heads_drafts(demo_plain: Any, alone: Any, problems: list, tokenizer: Any):
+    """On Triton each pass is one graph of the head's own width."""
+    asked = [tokenizer.encode(p.prompt, add_special_tokens=False) for p in problems[:16]]
+    answers = alone.generate_all(asked, 16, max_new_tokens=40, ignore_eos=True)
+    assert_the_targets(demo_plain, answers, asked)
+    found = [info["sources"]["eagle3"] for info in infos(answers)]
+    accepted, passes = (sum(one[key] for one in found) for key in ("accepted_tokens", "rounds"))
+    assert accepted > 1.5 * passes > 0
+    alone.assert_nothing_lost()
 
 
 @pytest.mark.parametrize(
