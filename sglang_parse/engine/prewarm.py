@@ -86,7 +86,8 @@ def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:
     for _ in range(1 + engine.config.policy.cold_forwards if graphs else 0):
         times = [_chunk_ms(engine, drafter, batch, layout, size) for layout, size in graphs]
         for (layout, size), ms in zip(graphs, broadcast_object(times), strict=True):
-            layouts[layout].per_forward.add(size, ms)
+            # By graph: the first requests' chunks may still meet cold kernels around a replay.
+            layouts[layout].per_forward.add(size, ms, (size * layout.rows(0).num_rows,))
 
 
 def _chunk_ms(
@@ -95,7 +96,7 @@ def _chunk_ms(
     """ms per forward of a short draft chunk of ``size`` requests, all of them the same one."""
     _set_draft(engine, batch, 0)
     chunk, watch = drafter.chunk(layout, batch, [0] * size), engine.timer.start()
-    chunk.launch(4 * layout.size)
+    chunk.launch(max(4, 2 * layout.size))  # four forwards
     chunk.wait()
     watch.stop(chunk.made)
     return (watch.ms or 0.0) / chunk.num_forwards

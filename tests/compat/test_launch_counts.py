@@ -213,7 +213,7 @@ def test_as_many_blocks_as_the_tokens_are_expected_to_take(
     req = drafting(0)
     req.kv.kv_allocated_len = PROMPT + allocated
     req.sampling_params.max_new_tokens = 1 + budget
-    batch, engine = in_blocks(req)
+    batch, engine = in_blocks(req, num_blocks=2 * BLOCKS)
     (cost,) = (c for x, c in engine.controller.layouts.costs.items() if x.masks.value == "last")
     cost.num_tokens, cost.num_used = 20.0, 10.0
     found = count(lambda: launched(batch, engine))
@@ -224,7 +224,7 @@ def test_a_chunk_that_measures_its_layout(count: Count):
     """It is short, and the next chunk may have another layout."""
     reqs = [drafting(0), drafting(1)]
     batch, engine = in_blocks(*reqs)
-    engine.controller.layouts.probe_tokens = 2 * SIZE
+    engine.controller.layouts.probe_tokens = SIZE
     first: list[Any] = []
     found = count(lambda: first.extend(launched(batch, engine)))
     assert found.forwards == {"DRAFT_EXTEND_V2": 2}
@@ -251,7 +251,7 @@ def test_blocks_behind_what_ended_a_draft_are_dropped():
     assert second_at == second.chunk.num_forwards == BLOCKS
 
 
-@pytest.mark.parametrize(("num_drafted", "blocks"), [(0, 4), (20, 2), (29, 1)])
+@pytest.mark.parametrize(("num_drafted", "blocks"), [(0, 4), (20, 3), (29, 1)])
 def test_a_chunk_has_no_more_blocks_than_the_longest_budget(
     count: Count, num_drafted: int, blocks: int
 ):

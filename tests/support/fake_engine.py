@@ -354,9 +354,9 @@ def drafting_batch(*reqs: Any, num_steps: int = CHUNK) -> tuple[Any, Any]:
 def in_blocks(
     *reqs: Any, masks: str = "last", num_blocks: int = BLOCKS, **settings: Any
 ) -> tuple[Any, Any]:
-    """As ``drafting_batch``: chunks of blocks."""
+    """As ``drafting_batch``: chunks of blocks, which are expected to bring half of their tokens."""
     batch = batch_of(*reqs)
-    config = ParseConfig(draft_tokens=512, draft_chunk=SIZE * num_blocks)
+    config = ParseConfig(draft_tokens=512, draft_chunk=SIZE // 2 * num_blocks)
     engine = engine_for(batch, config=config, block_size=SIZE, **settings)
     (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
     engine.controller.layouts.choose = lambda *_: plan

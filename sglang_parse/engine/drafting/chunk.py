@@ -69,7 +69,8 @@ class DraftChunk(ABC):
         is_masked: bool = False,
     ) -> None:
         self.model, self.layout, self.batch, self.rows = model, layout, batch, tuple(rows)
-        self._tokens_per_forward = max(1.0, tokens_per_forward or layout.size)
+        # Half of a block, until one was seen: a layout's first chunk tells what more bring, too.
+        self._tokens_per_forward = max(1.0, tokens_per_forward or layout.size / 2)
         self.num_forwards = self.probe_tokens = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
