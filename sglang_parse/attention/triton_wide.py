@@ -24,6 +24,9 @@ class WideTritonBackend(TritonAttnBackend):
     Args:
         runner: the model's runner.
         rows: a request's rows, without context.
+
+    Attributes:
+        splits: whether a request's context is split among programs (``split_kv``).
     """
 
     enable_deterministic: bool
@@ -33,7 +36,7 @@ class WideTritonBackend(TritonAttnBackend):
         super().__init__(runner)
         # The number of parts depends on that of the requests; latent KV is SGLang's kernel's.
         is_able = not self.enable_deterministic and not self.use_mla
-        self._splits = is_able and os.environ.get(ENV_VAR) == "1"
+        self.splits = is_able and os.environ.get(ENV_VAR) != "0"
         # That kernel would read the context's part of the mask; SGLang's other does not split.
         self.enable_deterministic = False
         self._width = rows.num_rows
@@ -48,7 +51,7 @@ class WideTritonBackend(TritonAttnBackend):
         if self._tail is not None:
             num_entries = max_bs * self._width * (self.max_context_len + self._width)
             self._mask = torch.zeros(num_entries, dtype=torch.uint8, device=self.device)
-        if self._splits:
+        if self.splits:
             heads = self.num_head, self.num_kv_head, self.v_head_dim
             split = SplitKV(self.extend_attention_fwd, self._width, max_bs, heads, self.device)
             self.extend_attention_fwd = torch.compiler.disable(split.extend_attention_fwd)

@@ -36,8 +36,8 @@ MAX_PREFILL_ROWS = 2048
 """Rows of a prefill's largest graph: above, a draft model of 0.6B is bound by its operations; 128
 of them took 12 ms in pieces on an H200, 1.6 of it on the device."""
 MAX_CONTEXT = 16_384
-"""Tokens before a request's rows: SGLang's Triton kernel, which runs where ``split_kv`` does not,
-reads a longer context more slowly, in one part, than the host launches pieces (computed)."""
+"""Tokens before a request's rows, where its context is not split: SGLang's kernel reads a longer
+one more slowly, in one part, than the host launches pieces (computed)."""
 
 
 class PassGraphs(WideGraphs):
@@ -57,8 +57,8 @@ class PassGraphs(WideGraphs):
     def fits(self, batch: ForwardBatch) -> bool:
         """Whether a graph runs this causal forward."""
         prefix_lens, lens = batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu
-        is_short = max(lens) <= self.inputs.width and max(prefix_lens) <= MAX_CONTEXT
-        return is_short and len(lens) <= self.max_bs
+        is_near = self.attn_backend.splits or max(prefix_lens) <= MAX_CONTEXT
+        return is_near and max(lens) <= self.inputs.width and len(lens) <= self.max_bs
 
     def run(self, batch: ForwardBatch) -> tuple[LogitsProcessorOutput, int]:
         """Runs a forward.

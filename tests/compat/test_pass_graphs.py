@@ -50,6 +50,7 @@ def graphs_of(num_aux: int = 0) -> Any:
         inputs=inputs,
         capture_bs=[1, 2, 4, 8],
         max_bs=8,
+        attn_backend=SimpleNamespace(splits=False),
         model_runner=SimpleNamespace(attn_backend=None),
         replay=replay,
         head=head,
@@ -131,7 +132,7 @@ def test_attention_is_a_kernel_that_leaves_out_the_contexts_mask(
     asks = RequestLayout(0, 2, (1,), (2,))
     backend = WideTritonBackend(SimpleNamespace(device="cpu"), asks)
     assert not backend.enable_deterministic
-    assert backend._splits is (is_asked and not is_deterministic and not use_mla)
+    assert backend.splits is (is_asked and not is_deterministic and not use_mla)
     assert backend._tail is not None
 
 
@@ -147,7 +148,11 @@ def test_attention_is_a_kernel_that_leaves_out_the_contexts_mask(
     ids=["most", "requests", "rows", "long", "too long"],
 )
 def test_which_passes_fit(requests: list[RequestLayout], fits: bool):
-    assert graphs_of()[0].fits(batch_of(VerifyLayout.of(requests), [0])) is fits
+    graphs, _ = graphs_of()
+    batch = batch_of(VerifyLayout.of(requests), [0])
+    assert graphs.fits(batch) is fits
+    graphs.attn_backend.splits = True
+    assert graphs.fits(batch) is (fits or requests[0].prefix_len > MAX_CONTEXT)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def graph_pass(given: PagedPass, splits: bool) -> torch.Tensor:
         _width=width,
         _mask=None,
         _tail=None if rows.is_causal else qlen_only_mask(rows).to(torch.uint8),
-        _splits=splits,
+        splits=splits,
     )
     if splits:
         backend.extend_attention_fwd = None
