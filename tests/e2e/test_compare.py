@@ -130,7 +130,7 @@ def test_prompts_of_a_file(wordings: Client, nursery: Nursery, tmp_path: Path):
 
 BAD = [
     (("--url", "mine=http://x"), "NAME=http"),
-    (("--servers", "plain,vllm"), "'vllm'; known: plain"),
+    (("--servers", "plain,vllm"), "'vllm'; use plain"),
     (("--servers", "plain,plain"), "twice"),
     (("--target", "./nowhere"), "no config.json"),
     (("--eagle3", "", "--servers", "eagle3"), "give --eagle3"),
