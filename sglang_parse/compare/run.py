@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     task = make_assignment(settings.task_file, settings.grader, count, settings.max_tokens)
     specs = server_specs(settings.models, settings.own_servers)
     if specs:
-        # What is started here is on disk, and so is its tokenizer: nobody waits for a network.
+        # What is started here is on disk, and so is its tokenizer: no server waits for a network.
         os.environ.update(ENVIRONMENT)
     with Pool(
         specs,

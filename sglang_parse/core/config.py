@@ -360,6 +360,11 @@ class ParseConfig(BaseModel):
         return bool(self.eagle3_path)
 
     @property
+    def drafts_with_eagle3(self) -> bool:
+        """Whether an EAGLE-3 head writes drafts; beside a question it accelerates decode steps."""
+        return self.uses_eagle3 and self.judges_tokens
+
+    @property
     def judges_tokens(self) -> bool:
         """Whether drafts of a few tokens can be judged: not by a question."""
         return self.has_head or not self.is_semantic

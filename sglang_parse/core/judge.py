@@ -58,7 +58,7 @@ class JudgeFile(BaseModel):
         threshold: of verdicts, at which 0.25 % of the drafts have an error accepted; the server's,
             unless ``--parse-threshold`` is set; null: 0.5.
         segment: the server's, unless ``--parse-segment`` is set; null: as in ``fingerprint``, for
-            poolings that nobody has measured at every token.
+            poolings that were not measured at every token.
         first_verdicts: smallest verdict of each draft, out of fold, as in a certificate.
     """
 

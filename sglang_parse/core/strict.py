@@ -79,7 +79,7 @@ def find_refusal(
     """Finds the first draft token that differs from the target's choice where one of the two
     belongs to a class; None if there is none.
 
-    A token that ends inside a character belongs to every class: nobody knows what it will be.
+    A token that ends inside a character belongs to every class: what it will be is not known yet.
 
     Args:
         draft: [m] draft tokens.

@@ -155,7 +155,7 @@ def _sources(
     model = DraftModelSource(controller) if has_model else None
     forced = ForcedSource(config, controller)
     eagle = None
-    if config.uses_eagle3 and config.judges_tokens:
+    if config.drafts_with_eagle3:
         eagle = EagleSource(config, controller, num_steps)
     predictions = TextSource(PREDICTION, *shared)
     return SourceChain(predictions, answers, endpoint, model, forced, eagle, incoming)

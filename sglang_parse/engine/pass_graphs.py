@@ -1,9 +1,9 @@
 """Causal forwards of few rows per request as one CUDA graph, instead of one piece per layer: verify
 passes of the target, and prefills of the draft model.
 
-All requests of a replay have the same rows: who has fewer gets padding rows behind them, which
-write to SGLang's padding slot and which nobody attends to. The logits of the rows that need them
-follow the replay as they follow a forward in pieces.
+All requests of a replay have the same rows: one with fewer gets padding rows behind them, which
+write to SGLang's padding slot and which no other row attends to. The logits of the rows that need
+them follow the replay as they follow a forward in pieces.
 
 On with Triton, where it was seen on a GPU; ``ENV_VAR``, 0 or 1, decides otherwise.
 """
@@ -32,9 +32,7 @@ MAX_ROWS = 512
 """Rows of a pass's largest graph: so many cost a 14B target about two decode steps on an H100, a
 pass in pieces more than three."""
 PREFILL_WIDTHS = (32, 128, 512, 2048)
-MAX_PREFILL_ROWS = 2048
-"""Rows of a prefill's largest graph: above, a draft model of 0.6B is bound by its operations; 128
-of them took 12 ms in pieces on an H200, 1.6 of it on the device."""
+"""Of prefills: one of 128 rows took 12 ms in pieces on an H200, 1.6 of it on the device."""
 MAX_CONTEXT = 16_384
 """Tokens before a request's rows, where its context is not split: SGLang's kernel reads a longer
 one more slowly, in one part, than the host launches pieces (computed)."""
@@ -85,7 +83,7 @@ class PassGraphs(WideGraphs):
         index, num_rows = on_device(places, inputs.ids.device), size * inputs.width
         live = (batch.input_ids, batch.positions, batch.out_cache_loc)
         for static, part in zip((inputs.ids, inputs.positions, inputs.slots), live, strict=True):
-            static[:num_rows] = 0  # SGLang's padding slot, whose KV nobody reads
+            static[:num_rows] = 0  # SGLang's padding slot, whose KV is never read
             static[index] = part.to(torch.int64)
         inputs.pools[:size], inputs.starts[:size] = 0, 0
         inputs.pools[: len(lens)] = batch.req_pool_indices
@@ -93,9 +91,7 @@ class PassGraphs(WideGraphs):
         return index
 
 
-def capture(
-    runner: Any, widths: Sequence[int] = WIDTHS, max_rows: int = MAX_ROWS
-) -> list[PassGraphs]:
+def capture(runner: Any, widths: Sequence[int], max_rows: int = MAX_ROWS) -> list[PassGraphs]:
     """Captures a model's forwards, narrowest first; none unless they are asked for, nor where its
     decode steps have no graphs, where forwards need more than ``WideInputs``, or with other than
     full attention."""

@@ -146,8 +146,11 @@ class StageTimer:
 
         def record(ms: float) -> None:
             _share(states, draft=ms)
-            forwards = chunk.num_forwards, chunk.layout, (), num_used
-            self._stages.append(StageTime(Stage.DRAFT, len(states), num_tokens, ms, *forwards))
+            forwards = chunk.num_forwards, chunk.layout
+            stage = StageTime(
+                Stage.DRAFT, len(states), num_tokens, ms, *forwards, num_used=num_used
+            )
+            self._stages.append(stage)
 
         self.when_passed(record, watch)
 

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Requests of the graphs, at most."""
+MAX_DRAFT_ROWS = 2048
+"""Rows of a draft model's largest graph: above, one of 0.6B is bound by its operations."""
 
 
 class WideInputs:

@@ -22,7 +22,7 @@ class LabeledText(BaseModel):
     Attributes:
         score: 1 if it is right, else 0.
         right_chars: number of characters before the first error; None without one, or where
-            nobody has located it.
+            it was not located.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")

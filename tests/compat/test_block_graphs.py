@@ -11,8 +11,8 @@ import torch
 from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
 from sglang_parse.engine.drafting import block_graphs
-from sglang_parse.engine.drafting.block_graphs import MAX_ROWS, BlockBody
-from sglang_parse.engine.wide_graphs import graph_sizes_of
+from sglang_parse.engine.drafting.block_graphs import BlockBody
+from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS, graph_sizes_of
 
 pytestmark = pytest.mark.compat
 
@@ -167,5 +167,5 @@ def test_a_row_with_a_nan_is_no_token(table: torch.Tensor):
 
 
 def test_sizes_of_the_graphs():
-    assert graph_sizes_of(64, MAX_ROWS, [1, 2, 4, 256]) == [1, 2, 4, 8, 12, 16, 24, 32]
-    assert graph_sizes_of(15, MAX_ROWS, [1, 2, 16]) == [1, 2, 4, 8, 12, 16]
+    assert graph_sizes_of(64, MAX_DRAFT_ROWS, [1, 2, 4, 256]) == [1, 2, 4, 8, 12, 16, 24, 32]
+    assert graph_sizes_of(15, MAX_DRAFT_ROWS, [1, 2, 16]) == [1, 2, 4, 8, 12, 16]

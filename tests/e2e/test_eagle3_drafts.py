@@ -20,7 +20,7 @@ from support.client import (
     ids_of,
     parse_info,
 )
-from support.models import load_tokenizer
+from support.demo_pair import rendered
 from support.servers import AHEAD, ALWAYS, OVERLAP, PARSE, SEED, Start, served
 
 HEAD = str(DEMO_PAIR / "eagle3")
@@ -53,13 +53,10 @@ def stock(start_server: Start) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def tasks() -> list[tuple[str, Callable[[str], bool]]]:
     """Held-out problems as prompts, and what tells whether an answer is right."""
-    module, tokenizer = load_problems(), load_tokenizer(DEMO_PAIR / "target")
-    found = []
-    for problem in module.held_out_problems(24, seed=1):
-        chat = [{"role": "user", "content": problem.text}]
-        prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        found.append((prompt, partial(module.is_answer_right, problem)))
-    return found
+    module = load_problems()
+    problems = module.held_out_problems(24, seed=1)
+    checks = [partial(module.is_answer_right, problem) for problem in problems]
+    return [*zip(rendered(DEMO_PAIR / "target", problems), checks, strict=True)]
 
 
 @pytest.fixture(scope="module")

@@ -7,19 +7,13 @@ from typing import Any
 
 from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
 from support.client import EXACT, Client, parse_info, random_prompts
-from support.models import load_tokenizer
+from support.demo_pair import rendered
 
 TRACE = {"trace": True}
 
 
 def test_where_verdicts_come_from_rows(wordings: Client):
-    tokenizer = load_tokenizer(DEMO_PAIR / "target")
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.text}], tokenize=False, add_generation_prompt=True
-        )
-        for problem in load_problems().held_out_problems(4, seed=8)
-    ]
+    prompts = rendered(DEMO_PAIR / "target", load_problems().held_out_problems(4, seed=8))
     answers = [
         answer
         for options in ({"threshold": 0.99}, EXACT)

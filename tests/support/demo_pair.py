@@ -5,8 +5,10 @@ Most tests serve it. Problems are rendered with its chat template.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,20 +29,18 @@ class RenderedProblem:
         return self.problem.is_right(answer.replace("<|im_end|>", ""))
 
 
+def rendered(folder: Path, problems: Iterable[Any]) -> list[str]:
+    """Problems as prompts, by the chat template of the model in ``folder``."""
+    tokenizer = load_tokenizer(folder)
+    chats = ([{"role": "user", "content": problem.text}] for problem in problems)
+    options = {"tokenize": False, "add_generation_prompt": True}
+    return [tokenizer.apply_chat_template(chat, **options) for chat in chats]
+
+
 def held_out(count: int) -> list[RenderedProblem]:
     """Always the same ones; the draft is wrong about two of the first eight."""
-    tokenizer = load_tokenizer(DEMO / "target")
-    return [
-        RenderedProblem(
-            problem,
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": problem.text}],
-                tokenize=False,
-                add_generation_prompt=True,
-            ),
-        )
-        for problem in held_out_problems(count, seed=8)
-    ]
+    problems = held_out_problems(count, seed=8)
+    return [*map(RenderedProblem, problems, rendered(DEMO / "target", problems))]
 
 
 def disturbed_draft(folder: Path, noise: float = 0.35) -> Path:

@@ -45,7 +45,7 @@ class Limits:
         fixed_ratio: bool = False,
     ) -> Limits:
         """Derives the limits of a server. Given and certified settings are fixed, and the length
-        with a trained head: nobody measured what it knows of other lengths.
+        with a trained head: what it knows of other lengths was not measured.
 
         Args:
             question_rows: rows per question; 0 without.

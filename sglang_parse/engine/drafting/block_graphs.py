@@ -26,10 +26,13 @@ from sglang_parse.core.block_accept import (
     accept_blocks,
     matched_candidates,
 )
-from sglang_parse.engine.wide_graphs import WideGraphs, WideInputs, graph_sizes_of
+from sglang_parse.engine.wide_graphs import (
+    MAX_DRAFT_ROWS,
+    WideGraphs,
+    WideInputs,
+    graph_sizes_of,
+)
 
-MAX_ROWS = 2048
-"""Rows of the largest graph: above, a draft model of 0.6B is bound by its operations."""
 FEW_ROWS = 256
 """Up to so many rows one product with the LM head costs less than a second read of its weights."""
 LOGITS_ROWS = 512
@@ -77,7 +80,7 @@ class BlockBody(WideInputs):
         """Writes what the next block starts from; ``size`` requests, the rest of them padding."""
         counts = (pools, limits, state.starts, state.last, state.num_candidates, state.num_known)
         self._input[: len(pools)] = torch.cat((torch.stack(counts, 1), state.candidates), 1)
-        self._input[len(pools) : size] = 0  # SGLang's padding row, whose slots nobody reads
+        self._input[len(pools) : size] = 0  # SGLang's padding row, whose slots are never read
 
     def take(self, num_reqs: int) -> tuple[ChainState, torch.Tensor]:
         """Returns what the block has accepted, as ``accept_blocks``."""
@@ -142,7 +145,7 @@ class BlockGraphs(WideGraphs):
 
     def __init__(self, runner: Any, layout: DraftLayout, mask_id: int) -> None:
         rows = layout.rows(0)
-        sizes = graph_sizes_of(rows.num_rows, MAX_ROWS, runner.decode_cuda_graph_capture_bs)
+        sizes = graph_sizes_of(rows.num_rows, MAX_DRAFT_ROWS, runner.decode_cuda_graph_capture_bs)
         self.body = BlockBody(
             *(layout, mask_id, runner.req_to_token_pool.req_to_token),
             max_reqs=sizes[-1],

@@ -27,9 +27,10 @@ from sglang_parse.core.block import DraftLayout, Masks
 from sglang_parse.device import on_device
 from sglang_parse.engine.drafting.block_graphs import BlockGraphs
 from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
-from sglang_parse.engine.pass_graphs import MAX_PREFILL_ROWS, PREFILL_WIDTHS, PassGraphs, capture
+from sglang_parse.engine.pass_graphs import PREFILL_WIDTHS, PassGraphs, capture
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
@@ -155,7 +156,7 @@ class DraftModel(EagleDraftWorkerBase):
         self.graph_reqs = max(self.draft_runner.decode_cuda_graph_capture_bs, default=0)
         if not self.graph_reqs:
             return
-        self._prefill_graphs = capture(self.draft_runner, PREFILL_WIDTHS, MAX_PREFILL_ROWS)
+        self._prefill_graphs = capture(self.draft_runner, PREFILL_WIDTHS, MAX_DRAFT_ROWS)
         for layout in self.block_layouts:
             if layout.masks is not Masks.NONE:
                 self._block_graphs[layout] = BlockGraphs(self.draft_runner, layout, self.mask_id)

@@ -28,7 +28,7 @@ class AnswerSource(TextSource):
         self._index, self._shares_unscoped = AnswerIndex(max_answers), shares_unscoped
 
     def scope_of(self, req: Req) -> Scope | None:
-        """The request's scope; None if it shares with nobody.
+        """The request's scope; None if it shares with no other.
 
         To be asked when it arrives, before PARSE changes its ``extra_key``.
         """

@@ -35,7 +35,7 @@ FIRST_PAUSE, MAX_PAUSE = 8, 8192
 """Drafts that are not asked for after a fault of the server; four times as many after each further
 one."""
 MAX_LATE = 4
-"""Requests in a row whose text comes too late, or never, before nobody is asked for a while."""
+"""Requests in a row whose text comes too late, or never, before it is not asked for a while."""
 MAX_LOSS, MAX_GAIN = 8.0, 32.0
 """Of its ``TextLength``s: each question costs the wait for the first words."""
 IDLE_S = 0.005

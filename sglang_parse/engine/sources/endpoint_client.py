@@ -90,7 +90,7 @@ class Stream:
         return added, False
 
     def close(self) -> None:
-        """Nobody waits for it any more."""
+        """No request waits for it any more."""
         if self.task is not None:
             self.task.cancel()
 
@@ -225,7 +225,7 @@ class EndpointClient:
         if not self._model:
             session = await self._connected()
             async with session.get(f"{self.url}/v1/models", allow_redirects=False) as response:
-                if response.status != 200:  # refuses everybody, whatever the status
+                if response.status != 200:  # refuses all requests, whatever the status
                     raise EndpointError(f"status {response.status} of /v1/models")
                 content = await _json(response)
             self._model = str(content["data"][0]["id"])
