@@ -28,8 +28,8 @@ PASS, ROW = 1.1, 0.004
 SPEEDS = {"small draft": 0.14, "blocks": 0.035}
 """Decode steps that a draft token costs: 0.6B beside 14B, one token a forward or a block."""
 HEADINGS = (
-    *("task", "setting", "right", "better", "worse", "p", "kept", "tokens a round"),
-    *("decode steps", *SPEEDS),
+    *("task", "setting", "right", "better", "worse", "p", "95 % interval"),
+    *("kept", "tokens a round", "decode steps", *SPEEDS),
 )
 Row = dict[str, Any]
 
@@ -84,6 +84,7 @@ def cells(result: dict[str, Any]) -> list[str]:
     shown = [
         *(result["task"], result["setting"], f"{result['right']} of {result['problems']}"),
         *(str(result["better"]), str(result["worse"]), f"{result['p_value']:.2f}"),
+        f"{result['difference_low']:+.0%} to {result['difference_high']:+.0%}",
     ]
     if "rounds" not in result:
         return shown

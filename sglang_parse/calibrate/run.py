@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.core.certificate import ANSWER, TOKEN, Certificate, Loss, spread_out
 from sglang_parse.tasks.assignment import data_set, make_assignment
-from sglang_parse.tasks.collect import Collector, open_collector
+from sglang_parse.tasks.collect import Collector, GradedDraft, open_collector
 
 NO_SEPARATION = 3
 """Exit code where right and wrong drafts get the same verdicts: nothing to serve with."""
@@ -106,16 +107,26 @@ def calibrate(
         ),
         bins=f.reliability(drafts),
     )
-    certificate = Certificate(
+    return figures, _certificate(settings, loss, collector, drafts, certified)
+
+
+def _certificate(
+    settings: CalibrateSettings,
+    loss: Loss,
+    collector: Collector,
+    drafts: Sequence[GradedDraft],
+    certified: f.AtThreshold | None,
+) -> Certificate:
+    server, _ = collector.served
+    return Certificate(
         threshold=certified.threshold if certified else None,
         alpha=settings.alpha,
         delta=settings.delta,
         loss=loss,
         requests=len(drafts),
         errors=certified.error_rate.count if certified else None,
-        data_set=data_set(collector.task, total),
+        data_set=data_set(collector.task, settings.total),
         sampling="greedy",
         fingerprint=server,
         first_verdicts=spread_out([min(draft.verdicts) for draft in drafts if draft.verdicts]),
     )
-    return figures, certificate

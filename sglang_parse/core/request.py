@@ -37,6 +37,7 @@ from sglang_parse.core.phases import (
 )
 from sglang_parse.core.policy.texts import TextLength
 from sglang_parse.core.selection import up_to_stop
+from sglang_parse.core.strict import CodeBlocks
 from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
@@ -112,6 +113,7 @@ class RequestState:
         texts: by source, a text that drafts for it.
         last_source: source of the last verified draft.
         strict_refusals: by class, drafts whose acceptance one of its tokens has ended.
+        code: whether its output is in a block of code, as far as a strict class asked.
         trace: one record per round; ``trace_bytes``: their size as JSON.
         counted: what ``counters.Counters`` has counted so far.
     """
@@ -148,6 +150,7 @@ class RequestState:
     texts: dict[str, RequestText] = field(default_factory=dict)
     last_source: str = ""
     strict_refusals: dict[str, int] = field(default_factory=dict)
+    code: CodeBlocks = field(default_factory=CodeBlocks)
     trace: list[TraceRecord] = field(default_factory=list)
     trace_bytes: int = 0
     counted: dict[str, float] = field(default_factory=dict)
@@ -192,6 +195,7 @@ class RequestState:
         self.output_ids = list(output_ids)
         self.num_inflight = self.num_draft_inflight = self.num_scanned = 0
         self.eagle = self.last_decode_at = None
+        self.code = CodeBlocks()
         for text in self.texts.values():
             text.match.reset()
 

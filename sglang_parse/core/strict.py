@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_parse.core.segment import HALF, MAX_HALVES
 from sglang_parse.core.setting import shown
 
-NONE = "none"
+NONE, CODE = "none", "code"
+FENCES = ("```", "~~~")
 
 
 @dataclass(frozen=True, slots=True)
 class StrictClass:
-    """A class of tokens; ``member``: one of them, for people."""
+    """A class of tokens.
+
+    Attributes:
+        member: one of them, for people.
+        holds: whether a token of this text belongs to it, in a block of code or outside.
+    """
 
     member: str
-    holds: Callable[[str], bool]
+    holds: Callable[[str, bool], bool]
 
 
-def _is_number(text: str) -> bool:
+def _is_number(text: str, _in_code: bool) -> bool:
     # Not isdigit: a wrong fraction, Roman or Chinese numeral is a wrong number, too.
     return any(map(str.isnumeric, text))
 
 
-def _is_operator(text: str) -> bool:
+def _is_operator(text: str, _in_code: bool) -> bool:
     is_marker = text.startswith("<") and text.endswith(">") and any(map(str.isalpha, text))
     return not is_marker and any(c in "-*/%^&" or unicodedata.category(c) == "Sm" for c in text)
 
@@ -37,8 +43,37 @@ def _is_operator(text: str) -> bool:
 CLASSES = {
     "numbers": StrictClass("a number", _is_number),
     "operators": StrictClass("an operator", _is_operator),
+    CODE: StrictClass("code", lambda _text, in_code: in_code),
 }
-"""Name -> what a token's text must be like."""
+
+
+@dataclass(slots=True)
+class CodeBlocks:
+    """Whether an answer is in a fenced block of code, behind the tokens that have been read.
+
+    Attributes:
+        num_tokens: read so far.
+        is_open: a fence opened a block; what follows in its own line belongs to it.
+    """
+
+    num_tokens: int = 0
+    is_open: bool = False
+    _line_start: str = ""
+
+    def read(self, texts: Sequence[str]) -> None:
+        """Reads the texts of the tokens that follow."""
+        self.num_tokens += len(texts)
+        for text in texts:
+            for part in text.splitlines(keepends=True):
+                self._read_part(part)
+
+    def _read_part(self, part: str) -> None:
+        was_fence = self._line_start.startswith(FENCES)
+        self._line_start = (self._line_start + part).lstrip()[: len(FENCES[0])]
+        if self._line_start.startswith(FENCES) and not was_fence:
+            self.is_open = not self.is_open
+        if part.endswith("\n"):
+            self._line_start = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +110,7 @@ def find_refusal(
     choices: Sequence[int],
     names: Sequence[str],
     text_of: Callable[[int, Sequence[int]], str],
+    code: CodeBlocks,
 ) -> Refusal | None:
     """Finds the first draft token that differs from the target's choice where one of the two
     belongs to a class; None if there is none.
@@ -85,13 +121,28 @@ def find_refusal(
         draft: [m] draft tokens.
         choices: [>= m] the target's choice in place of each.
         text_of: as ``Segmenter.text_of``.
+        code: of ``before``, as far as it was needed.
     """
     for place, pair in enumerate(zip(draft, choices, strict=False) if names else ()):
         if pair[0] == pair[1]:
             continue
         context = [*before[-MAX_HALVES:], *draft[max(0, place - MAX_HALVES) : place]]
         texts = [text_of(token, context) for token in pair]
+        in_code = CODE in names and _in_code(before, draft[:place], text_of, code)
         for name in names:
-            if any(text.endswith(HALF) or CLASSES[name].holds(text) for text in texts):
+            if any(text.endswith(HALF) or CLASSES[name].holds(text, in_code) for text in texts):
                 return Refusal(place, name)
     return None
+
+
+def _in_code(
+    before: Sequence[int],
+    draft: Sequence[int],
+    text_of: Callable[[int, Sequence[int]], str],
+    code: CodeBlocks,
+) -> bool:
+    """Whether the token behind ``before`` and ``draft`` is in a block of code."""
+    code.read([text_of(token, ()) for token in before[code.num_tokens :]])
+    ahead = replace(code)
+    ahead.read([text_of(token, ()) for token in draft])
+    return ahead.is_open

@@ -11,11 +11,12 @@ from sglang.srt.managers.tp_worker import TpModelWorker
 
 from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, SUPPORT
-from sglang_parse.core.block import DraftLayout, layouts_for
+from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import PREDICTION
 from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.policy.costs import Layouts
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import BLOCK_ENV_VAR, SimulatedAcceptance, block_tokens
@@ -68,48 +69,24 @@ def build_engine(
     tokenizer = target_worker.tokenizer or tokenizer_of(args)  # None: --skip-tokenizer-init
     question = question_for(args, tokenizer, config)
     max_question_len = question.max_len if question else 0
-    draft, parallel = None, ParallelDraft()
-    if args.speculative_draft_model_path:
-        draft = DraftModel(*models)
-        parallel = _parallel_draft(config, draft)
-    layouts = layouts_for(parallel.size, allow_one_token=parallel.allow_one_token)
-    if draft is not None:
-        draft.mask_id, draft.block_layouts = parallel.mask_id, layouts
+    draft = DraftModel(*models) if args.speculative_draft_model_path else None
+    parallel = _parallel_draft(config, draft)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     layout = _layout(args, config, target.runner.model_config, parallel.size)
-    controller = _controller(config, args, max_question_len, layouts)
+    controller = _controller(config, args, max_question_len, parallel.layouts)
     certified = certified_server(args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
     eagle = EagleDecoder(*models, config.eagle3_path, guard) if config.uses_eagle3 else None
     captured = _captured_layers(config, target.runner, eagle)
     judge = None
     if config.is_semantic:
-        judge = Judge(
-            config,
-            question,
-            _head(config, target.runner.device, captured),
-            Segmenter(tokenizer, config.segment_rule),
-            counters,
-            layers=captured.layers if captured else (),
-            drift=_drift_watch(config, certified),
-        )
-    drafter = None
-    if draft is not None:
-        is_block = parallel.size > 1
-        drafter = Drafter(
-            draft,
-            controller.layouts,
-            is_masked=is_block and checks.block_layout(args, config) == MASK,
-            plans_on_device=is_block and SUPPORT[checks.draft_attention(args)].plans_on_device,
-            draft_tokens=config.draft_tokens,
-        )
-    sources = _sources(
-        *(config, controller, judge, counters),
-        encoder=TextEncoder(tokenizer, target.runner.model_config.context_len),
-        question_rows=0 if config.has_head else max_question_len,
-        has_model=drafter is not None,
-        num_steps=args.speculative_num_steps,
-    )
+        head, segments = _head(config, target, captured), Segmenter(tokenizer, config.segment_rule)
+        drift, layers = _drift_watch(config, certified), captured.layers if captured else ()
+        judge = Judge(config, question, head, segments, counters, layers=layers, drift=drift)
+    drafter = _drafter(config, args, draft, controller.layouts, parallel.size > 1)
+    encoder = TextEncoder(tokenizer, target.runner.model_config.context_len)
+    question_rows = 0 if config.has_head else max_question_len
+    sources = _sources(config, args, controller, judge, drafter, counters, encoder, question_rows)
     return Engine(
         config=config,
         drafter=drafter,
@@ -127,16 +104,33 @@ def build_engine(
     )
 
 
+def _drafter(
+    config: ParseConfig,
+    server_args: Any,
+    draft: DraftModel | None,
+    layouts: Layouts,
+    is_block: bool,
+) -> Drafter | None:
+    if draft is None:
+        return None
+    return Drafter(
+        draft,
+        layouts,
+        is_masked=is_block and checks.block_layout(server_args, config) == MASK,
+        plans_on_device=is_block and SUPPORT[checks.draft_attention(server_args)].plans_on_device,
+        draft_tokens=config.draft_tokens,
+    )
+
+
 def _sources(
     config: ParseConfig,
+    server_args: Any,
     controller: Controller,
     judge: Judge | None,
+    drafter: Drafter | None,
     counters: Counters,
-    *,
     encoder: TextEncoder,
     question_rows: int,
-    has_model: bool,
-    num_steps: int,
 ) -> SourceChain:
     """The sources of drafts; texts are prepared and other servers asked on rank 0."""
     is_first = is_first_rank()
@@ -152,11 +146,11 @@ def _sources(
         codec, timeout_s = (encoder.decode, encoder.encode_after), config.draft_timeout
         client = EndpointClient(config.draft_url, *codec, timeout_s) if is_first else None
         endpoint = EndpointSource(client, timeout_s, counters, *shared)
-    model = DraftModelSource(controller) if has_model else None
+    model = DraftModelSource(controller) if drafter else None
     forced = ForcedSource(config, controller)
     eagle = None
     if config.drafts_with_eagle3:
-        eagle = EagleSource(config, controller, num_steps)
+        eagle = EagleSource(config, controller, server_args.speculative_num_steps)
     predictions = TextSource(PREDICTION, *shared)
     return SourceChain(predictions, answers, endpoint, model, forced, eagle, incoming)
 
@@ -176,12 +170,12 @@ def _captured_layers(
     return captured
 
 
-def _head(config: ParseConfig, device: str, captured: CapturedLayers | None) -> Head | None:
+def _head(config: ParseConfig, target: TargetModel, captured: CapturedLayers | None) -> Head | None:
     if not config.has_head:
         return None
     if config.head is None:
-        return Head.likelihood(device)
-    return Head.load(config.judge, config.head, captured, device)
+        return Head.likelihood(target.runner.device)
+    return Head.load(config.judge, config.head, captured, target.runner.device)
 
 
 def _drift_watch(config: ParseConfig, certified: Certified) -> DriftWatch | None:
@@ -218,8 +212,11 @@ def _layout(server_args: Any, config: ParseConfig, target: Any, block_size: int)
     return layout
 
 
-def _parallel_draft(config: ParseConfig, draft: DraftModel) -> ParallelDraft:
+def _parallel_draft(config: ParseConfig, draft: DraftModel | None) -> ParallelDraft:
+    if draft is None:
+        return ParallelDraft()
     parallel = parallel_draft(config, draft.draft_runner.model_config)
+    draft.mask_id, draft.block_layouts = parallel.mask_id, parallel.layouts
     if parallel.size > 1:
         logger.info(
             "PARSE: the draft model writes up to %d tokens per forward, with mask token %d%s",

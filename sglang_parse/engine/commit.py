@@ -320,12 +320,10 @@ def trace_record(
         "plan": asdict(state.plan) if state.plan else {},
     }
     if result.hidden is not None:
-        scores = result.scores[:num_verified]
-        record |= {
-            "hidden_states": encode_hidden_states(result.hidden[: num_verified + 1], layers),
-            "draft_logprobs": [row[2] for row in scores],
-            "draft_entropies": [row[3] for row in scores],
-        }
+        hidden, scores = result.hidden[: num_verified + 1], result.scores[:num_verified]
+        record["hidden_states"] = encode_hidden_states(hidden, layers)
+        record["draft_logprobs"] = [row[2] for row in scores]
+        record["draft_entropies"] = [row[3] for row in scores]
     return record
 
 

@@ -6,6 +6,7 @@ when a draft begins (``drafting.draft_prefill``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -53,6 +54,25 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
         engine.controller.observe_prefill(*observed)
     complete = [req for req in batch.reqs if req is not batch.chunked_req]
     engine.sources.poll(complete, after_prefill=True)
+    _begin_answers(engine, batch, first_ids, given)
+    result = forward.result
+    result.next_draft_input = ParseDraftInput()
+    result.new_seq_lens = batch.seq_lens
+    return result
+
+
+def _begin_answers(
+    engine: Engine,
+    batch: ScheduleBatch,
+    first_ids: Sequence[int | None],
+    given: Mapping[int, int],
+) -> None:
+    """Begins the answers whose prompts are complete, and ends those that cannot begin.
+
+    Args:
+        first_ids: [requests] what the target chose.
+        given: by row, what a client gave instead.
+    """
     for row, (req, first_id) in enumerate(zip(batch.reqs, first_ids, strict=True)):
         if first_id == NO_TOKEN:
             req.parse_state.fail(NAN_IN_TARGET)
@@ -64,10 +84,6 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
                 engine.committer.begin(req, given.get(row, first_id))
         if state.fault:
             end_request(req, state.fault)
-    result = forward.result
-    result.next_draft_input = ParseDraftInput()
-    result.new_seq_lens = batch.seq_lens
-    return result
 
 
 def _give_first_tokens(batch: ScheduleBatch, result: Any) -> dict[int, int]:

@@ -156,9 +156,8 @@ class Judge:
         asked = (place for place, ids in enumerate(draft.question_ids) if ids)
         for place, answer in zip(asked, answers, strict=True):
             values[place], mass[place] = answer
-        refusal = find_refusal(
-            *(state.output_ids, draft.verified_ids, target_tokens, strict, self.segments.text_of)
-        )
+        tokens = state.output_ids, draft.verified_ids, target_tokens
+        refusal = find_refusal(*tokens, strict, self.segments.text_of, state.code)
         return Verdicts(values, mass, refusal)
 
     def observe(

@@ -14,7 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from sglang.srt.arg_groups.model_override_base import model_config_of
 
-from sglang_parse.core.block import USUAL_BLOCK
+from sglang_parse.core.block import USUAL_BLOCK, DraftLayout, layouts_for
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.startup.families import refusal
 
@@ -159,6 +159,11 @@ class ParallelDraft:
     size: int = 1
     mask_id: int = 0
     allow_one_token: bool = False
+
+    @property
+    def layouts(self) -> tuple[DraftLayout, ...]:
+        """The layouts of a forward that compete."""
+        return layouts_for(self.size, allow_one_token=self.allow_one_token)
 
 
 def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:

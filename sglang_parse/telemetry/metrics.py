@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -253,6 +254,16 @@ META_INFO = {
 """The keys of ``response_info`` in addition to those of ``core.phases.Stats`` -> meaning."""
 
 
+def _prediction(text: Any, output_ids: Sequence[int]) -> dict[str, int]:
+    """What became of the text that the request gave (``core.request.RequestText``)."""
+    covered, left = text.count_covered(output_ids)
+    return {
+        "accepted_tokens": covered,
+        "rejected_tokens": left,
+        "unused_characters": text.num_unused,
+    }
+
+
 def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     """Returns the ``meta_info["parse"]`` of a finished request.
 
@@ -284,12 +295,7 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     info.update(_rounded(shown))
     info["sources"] = {source: _rounded(counts) for source, counts in sources.items()}
     if (text := state.texts.get(PREDICTION)) is not None:
-        covered, left = text.count_covered(req.output_ids_through_stop)
-        info["prediction"] = {
-            "accepted_tokens": covered,
-            "rejected_tokens": left,
-            "unused_characters": text.num_unused,
-        }
+        info["prediction"] = _prediction(text, req.output_ids_through_stop)
     if state.policy.strict:
         info["strict_refusals"] = state.strict_refusals
     if state.plan is not None:

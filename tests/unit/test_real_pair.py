@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import answers  # examples/real_pair is on pytest's pythonpath
+import numpy as np
 import pytest
+import readings
 import summary
+import torch
 
 
 def row(setting: str, key: str, right: int, **parse: int) -> dict:
@@ -56,3 +59,57 @@ def test_it_goes_on_problem_by_problem(tmp_path: Path):
     first = {"task": "one", "key": jobs[0].item.key, "setting": "low"}
     (tmp_path / "some.jsonl").write_text(json.dumps(first) + "\n")
     assert answers.jobs_of(given, tmp_path / "some.jsonl") == jobs[1:]
+
+
+def test_readings_of_a_draft():
+    """Three tokens of a vocabulary of four; the target would have chosen another second one."""
+    target = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.6, 0.3, 0.05, 0.05], [0.25, 0.25, 0.25, 0.25]])
+    own = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.2, 0.6, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])
+    row = readings.readings_of(target.log(), own.log(), [0, 1, 3])
+    assert row["choice"][:2] == [0, 0]
+    assert row["rank"] == [0, 1, 0]
+    assert row["logprob"] == pytest.approx(np.log([0.7, 0.3, 0.25]), abs=1e-5)
+    assert row["entropy"][2] == pytest.approx(np.log(4), abs=1e-5)
+    assert row["ratio"] == pytest.approx([0, np.log(0.5), 0], abs=1e-5)
+    divergence = 0.2 * np.log(0.2 / 0.6) + 0.6 * np.log(2) + 0.2 * np.log(2)
+    assert row["divergence"] == pytest.approx([0, divergence, 0], abs=1e-5)
+    assert readings.READINGS["likelihood"](row)[2] == pytest.approx(0, abs=1e-5)
+
+
+def test_means():
+    assert readings.means([2, 4]) == [2, 3]
+    assert readings.means([8, *[0] * 7, 16]) == pytest.approx([8 / n for n in range(1, 9)] + [2])
+
+
+def test_places_are_the_same_each_time():
+    row = {"task": "sums", "key": "1", "draft": [*range(20)], "choice": [0, *range(19)]}
+    places = readings.places_of(row, 6)
+    assert places == sorted(places) == readings.places_of(row, 6)
+    assert len({*places}) == 6
+    assert 0 not in places
+    assert len(readings.places_of(row, 30)) == 19
+
+
+def test_harms_that_pass():
+    """The reading that is low at the one harm lets it pass in no case; strict numbers neither."""
+    length = 320
+    draft, same = [0] * length, {"task": "sums", "draft": [0] * length, "entropy": [0.0] * length}
+    choice, low = [*draft], [0.0] * length
+    for place in (5, 50):
+        choice[place], low[place] = 1, -9.0 if place == 5 else -1.0
+    flat = {name: [0.0] * length for name in ("ratio", "divergence", "rank")}
+    row = {**same, **flat, "key": "a", "choice": choice, "logprob": low}
+    turns = [
+        {"task": "sums", "key": "a", "place": place, "right": right, "right_with": with_it}
+        for place, right, with_it in ((5, 1, 0), (50, 1, 1), (60, 0, 0))
+    ]
+    results = [*readings.compare([row], turns, str)]
+    found = {(one["reading"], *one["strict"]): one for one in results}
+    assert len(found) == 2 * len(readings.READINGS)
+    alone = found["likelihood",]
+    assert (alone["auroc"]["auroc"], alone["harms"]) == (1, 1)
+    assert alone["harms_passed"] == dict.fromkeys(readings.EVERY, 0)
+    assert found["rank in the target",]["harms_passed"] == dict.fromkeys(readings.EVERY, 1)
+    assert found["rank in the target", "numbers"]["harms_passed"] == dict.fromkeys(
+        readings.EVERY, 0
+    )

@@ -11,10 +11,12 @@ from transformers import PreTrainedTokenizerFast
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.judge import LIKELIHOOD_BIAS, sigmoid
+from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import HALF, Segmenter, SegmentRule
 from sglang_parse.core.selection import SELECTIONS, select
 from sglang_parse.core.setting import ConfigError
-from sglang_parse.core.strict import CLASSES, Refusal, find_refusal, parse_classes
+from sglang_parse.core.strict import CLASSES, CodeBlocks, Refusal, find_refusal, parse_classes
 from support.chat_families import FAMILIES
 
 pytestmark = pytest.mark.unit
@@ -36,7 +38,8 @@ EQUAL = 1000
     ],
 )
 def test_classes(text: str, names: list[str]):
-    assert [name for name, one in CLASSES.items() if one.holds(text)] == names
+    assert [name for name, one in CLASSES.items() if one.holds(text, False)] == names
+    assert "code" in [name for name, one in CLASSES.items() if one.holds(text, True)]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,11 @@ def test_classes(text: str, names: list[str]):
     [
         *((value, ()) for value in ("none", " none ", [], ["none"], ())),
         *((value, ("numbers",)) for value in ("numbers", ["numbers"], "numbers,numbers")),
-        *((value, tuple(CLASSES)) for value in ("operators, numbers", ["operators", "numbers"])),
+        *(
+            (value, ("numbers", "operators"))
+            for value in ("operators, numbers", ["operators", "numbers"])
+        ),
+        ("code,numbers", ("numbers", "code")),
     ],
 )
 def test_names_in_any_order(value: object, names: tuple[str, ...]):
@@ -55,7 +62,7 @@ def test_names_in_any_order(value: object, names: tuple[str, ...]):
     "value", ["", "digits", "none,numbers", "numbers,", ["none", "numbers"], [1], [[]], 5, None, {}]
 )
 def test_other_values_are_refused(value: object):
-    with pytest.raises(ValueError, match="; use none, or of numbers, operators, with commas"):
+    with pytest.raises(ValueError, match="; use none, or of numbers, operators, code, with commas"):
         parse_classes(value)
 
 
@@ -90,7 +97,7 @@ def refusal(tokenizer: Any, before: str, draft: str, target: str) -> Refusal | N
     """Of a draft after ``before``, where the target writes ``target``."""
     segments = Segmenter(tokenizer, SegmentRule("line"))
     ids = [tokenizer.encode(text, add_special_tokens=False) for text in (before, draft, target)]
-    return find_refusal(*ids, ["numbers"], segments.text_of)
+    return find_refusal(*ids, ["numbers"], segments.text_of, CodeBlocks())
 
 
 @pytest.mark.parametrize("before", ["", "a: ", "é१"])
@@ -118,8 +125,57 @@ def test_half_a_character_may_be_a_number(tokenizer: Any):
     segments = Segmenter(tokenizer, SegmentRule("line"))
     assert segments.text_of(half[0], []).endswith(HALF)
     letter = tokenizer.encode("a", add_special_tokens=False)
-    assert find_refusal([], half, letter, ["numbers"], segments.text_of) == Refusal(0, "numbers")
-    assert find_refusal([], half, letter, [], segments.text_of) is None
+    rest = segments.text_of, CodeBlocks()
+    assert find_refusal([], half, letter, ["numbers"], *rest) == Refusal(0, "numbers")
+    assert find_refusal([], half, letter, [], *rest) is None
+
+
+# -- code ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [
+        ("Say `x` or ``y``.\n", False),
+        ("So:\n```python\ndef f():\n", True),
+        ("So:\n```python\ndef f():\n```", False),
+        ("1. So:\n   ~~~\nx", True),
+        ("An inline ``` is none,\nand a fence after it is\n```\n", True),
+        ("```\na\n```\n\n```\nb", True),
+    ],
+)
+def test_blocks_of_code(text: str, is_open: bool):
+    """However the answer is cut into tokens and reads."""
+    for size in (1, 2, 5, len(text)):
+        code = CodeBlocks()
+        for start in range(0, len(text), size):
+            code.read([text[start : start + size]])
+        assert code.is_open == is_open
+
+
+def test_code_is_the_targets_own(tokenizer: Any):
+    """A colon where the target writes ``or`` is wording in a sentence, and another program here."""
+    segments = Segmenter(tokenizer, SegmentRule("line"))
+    state = RequestState(RequestPolicy(threshold=0.2, strict=("code",)))
+
+    def refused(before: str, draft: str, target: str) -> int | None:
+        """The text of the draft that is refused begins at this place."""
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in (before, draft, target)]
+        found = find_refusal(*ids, ["code"], segments.text_of, state.code)
+        assert found is None or found.name == "code"
+        return found and found.place
+
+    answer = "First:"
+    assert refused(answer, " a", " b") is None
+    answer += "\n```\nif a"
+    assert refused(answer, ":", " or b:") == 0
+    assert refused(answer, ":\n```\nSo.", ":\n```\nAs.") is None
+    assert state.code.num_tokens == len(tokenizer.encode(answer, add_special_tokens=False))
+    answer += ":\n```\n"
+    assert refused(answer, "So.", "As.") is None
+    assert refused(answer, "```\nx", "```\ny") is not None
+    state.restart(0, [])
+    assert refused("First:", " a", " b") is None
 
 
 # -- drafts of a real pair ----------------------------------------------------------------------
@@ -145,7 +201,8 @@ def rounds_of(
     start = 0
     while start < length:
         verdicts = [*accumulate(map(sigmoid, scores[start:]), min)]
-        found = find_refusal(draft[:start], draft[start:], choices[start:], names, text_of)
+        rest = draft[start:], choices[start:], names, text_of
+        found = find_refusal(draft[:start], *rest, CodeBlocks())
         start += select(
             *(verdicts, range(1, len(verdicts) + 1), threshold, "first-reject"),
             refused_at=found and found.place,

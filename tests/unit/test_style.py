@@ -128,6 +128,25 @@ def test_the_package_keeps_its_budget():
     assert sum(map(lines_of_code, sources)) <= PACKAGE_LINES
 
 
+FUNCTION_LINES = 40
+LONG_KERNEL = "_attend_part"
+"""Triton compiles a kernel as one function; parts of it would be functions of ten arguments."""
+
+
+def test_functions_are_read_at_once():
+    """From the first statement to the last, without signature and docstring."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE_FILES]
+    functions = (
+        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+    )
+    found = set()
+    for function in functions:
+        body = function.body[ast.get_docstring(function) is not None :]
+        if body and body[-1].end_lineno - body[0].lineno >= FUNCTION_LINES:
+            found.add(function.name)
+    assert found == {LONG_KERNEL}
+
+
 SAME_NAMES = {"Question"}
 """Classes of the package that share their name with another one, until one of them is renamed."""
 
