@@ -5,10 +5,10 @@
         --task 'gsm8k.jsonl:60:python examples/grade_math.py' \
         --task 'humaneval.jsonl:40:python examples/grade_code.py'
 
-A task is FILE:NUMBER:GRADER. Settings of one problem are asked together, so whenever this is
-stopped, the problems answered so far are answered by every setting. A setting without an object
-asks the server as it is: a plain server of the draft model has the draft's own answers.
-``answers.jsonl`` has a line per answer.
+A task is FILE:NUMBER:GRADER, a fixed draw of so many problems; 60-100 are 40 others. Settings of
+one problem are asked together, so whenever this is stopped, the problems answered so far are
+answered by every setting. A setting without an object asks the server as it is: a plain server of
+the draft model has the draft's own answers. ``answers.jsonl`` has a line per answer.
 """
 
 from __future__ import annotations
@@ -46,8 +46,14 @@ class Job:
 def read_task(text: str) -> tuple[str, list[Item], str]:
     """FILE:NUMBER:GRADER -> the file's name, a fixed draw of its problems, the grader's command."""
     path, number, grader = text.split(":", 2)
-    items = read_prompts(Path(path))
-    return Path(path).stem, random.Random(SEED).sample(items, int(number)), grader
+    first, _, last = number.partition("-")
+    items, draw = read_prompts(Path(path)), random.Random(SEED)
+    chosen = draw.sample(items, int(first))
+    if last:
+        keys = {item.key for item in chosen}
+        others = [item for item in items if item.key not in keys]
+        chosen = draw.sample(others, int(last) - int(first))
+    return Path(path).stem, chosen, grader
 
 
 def read_setting(text: str) -> tuple[str, dict[str, Any] | None]:

@@ -22,6 +22,8 @@ from sglang_parse.core.certificate import Certificate, CertificateError, read_ce
 from sglang_parse.core.json_file import read_json_file
 from sglang_parse.core.judge import (
     LIKELIHOOD,
+    LIKELIHOOD_STRICT,
+    LIKELIHOOD_THRESHOLD,
     MAX_LAYERS,
     QUESTION,
     JudgeError,
@@ -41,7 +43,7 @@ from sglang_parse.core.setting import (
     shown,
     unknown_names,
 )
-from sglang_parse.core.strict import CLASSES, NONE, parse_classes
+from sglang_parse.core.strict import CLASSES, parse_classes
 
 ENV_VAR = "SGLANG_PARSE_CONFIG"
 _FLAG_PREFIX = "parse_"
@@ -85,15 +87,16 @@ class ParseConfig(BaseModel):
     threshold: Threshold | str = Field(0.5, json_schema_extra={"metavar": "NUMBER_OR_FILE"})
     """Minimum verdict that accepts a prefix, 0 to 1. Above 1 nothing is accepted, and greedy output
     equals the plain target's. Or the output file of ``sglang-parse calibrate``, for the threshold
-    certified there. If not set, a trained verdict head has its own."""
+    certified there. If not set, a trained verdict head has its own, and the likelihood 0.2."""
     strict: str = Field(
-        NONE,
+        AUTO,
         description="Classes of tokens that must be the target's own choice, whatever their "
         f"verdict: {', '.join(CLASSES)} or several, with commas between them. A draft is accepted "
         "at most up to the first token that differs from the target's choice where either has a "
         "digit or numeral of any script ('numbers'), a sign such as + or = ('operators'), or is in "
         "a fenced block of code ('code'). A request that samples draws the target's choice. "
-        "'none': the verdict decides alone.",
+        "'none': the verdict decides alone. 'auto': numbers and code beside the likelihood, else "
+        "none.",
         json_schema_extra={"metavar": "CLASSES"},
     )
     judge: str = Field(AUTO, json_schema_extra={"metavar": "JUDGE"})
@@ -188,7 +191,7 @@ class ParseConfig(BaseModel):
     def _check_parsed(cls, text: str, info: ValidationInfo) -> str:
         parsers: dict[str | None, Callable[[str], object]] = {
             "segment": SegmentRule.parse,
-            "strict": parse_classes,
+            "strict": lambda text: text == AUTO or parse_classes(text),
             "hidden_layers": parse_layers,
         }
         parsers[info.field_name](text)
@@ -268,8 +271,11 @@ class ParseConfig(BaseModel):
         certificate = self.certificate
         if certificate is not None and certificate.threshold is not None:
             return certificate.threshold
-        if "threshold" not in self.model_fields_set and self.head and self.head.threshold:
-            return self.head.threshold
+        if "threshold" not in self.model_fields_set:
+            if self.head and self.head.threshold:
+                return self.head.threshold
+            if self.resolved_judge == LIKELIHOOD:
+                return LIKELIHOOD_THRESHOLD
         return float(self.threshold)
 
     @property
@@ -281,7 +287,11 @@ class ParseConfig(BaseModel):
 
     @property
     def strict_classes(self) -> tuple[str, ...]:
-        return parse_classes(self.strict)
+        """What 'auto' stands for instead of 'auto'."""
+        if self.strict != AUTO:
+            return parse_classes(self.strict)
+        is_likelihood = self.is_semantic and self.resolved_judge == LIKELIHOOD
+        return LIKELIHOOD_STRICT if is_likelihood else ()
 
     def permitted_options(self, host: str) -> str:
         """Returns 'all', 'safe' or 'none' for a server that listens on ``host``."""

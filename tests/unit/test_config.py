@@ -262,14 +262,15 @@ def test_python_argument_names_are_refused_as_settings(name: str):
 
 @pytest.mark.parametrize("custom_params", [None, {}, {"other": 1}, {"parse": None}, {"parse": {}}])
 def test_a_request_without_options_uses_the_servers(custom_params):
-    assert RequestOptions.read(custom_params, ParseConfig(threshold=0.7)) == RequestOptions(
-        enabled=True, threshold=0.7, trace=False
-    )
+    config = ParseConfig(threshold=0.7, strict="numbers")
+    expected = RequestOptions(enabled=True, threshold=0.7, strict=("numbers",), trace=False)
+    assert RequestOptions.read(custom_params, config) == expected
     assert not RequestOptions.read(custom_params, ParseConfig(default="off")).enabled
 
 
 def test_request_options_override_the_servers():
-    options = {"parse": {"enabled": True, "threshold": 1, "trace": True, "drafting": "always"}}
+    given = {"threshold": 1, "strict": "none", "trace": True, "drafting": "always"}
+    options = {"parse": {"enabled": True, **given}}
     read = RequestOptions.read(options, ParseConfig(default="off", threshold=0.2))
     assert read == RequestOptions(enabled=True, threshold=1.0, trace=True, drafting="always")
     assert isinstance(read.threshold, float)

@@ -48,6 +48,8 @@ def test_it_goes_on_problem_by_problem(tmp_path: Path):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     words = [f"{tmp_path}/one.jsonl:3:true", f"{tmp_path}/two.jsonl:2:true"]
     tasks = [answers.read_task(word) for word in words]
+    _, others, _ = answers.read_task(f"{tmp_path}/one.jsonl:3-5:true")
+    assert len({item.key for item in (*tasks[0][1], *others)}) == 3 + 2
     settings = [answers.read_setting('low={"threshold": 0.2}'), answers.read_setting("draft")]
     assert settings == [("low", {"threshold": 0.2}), ("draft", None)]
     given = type("Given", (), {"task": tasks, "setting": settings})

@@ -72,7 +72,28 @@ def test_a_server_refuses_what_it_cannot_do():
     with pytest.raises(ConfigError, match="--parse-strict is 'numbers', but --parse-verification"):
         ParseConfig(strict="numbers", verification="token")
     assert ParseConfig(strict="numbers", judge="question").strict_classes == ("numbers",)
-    assert ParseConfig().strict_classes == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "threshold", "classes"),
+    [
+        ({}, 0.2, ("numbers", "code")),
+        ({"judge": "likelihood", "threshold": 0.5}, 0.5, ("numbers", "code")),
+        ({"strict": "none"}, 0.2, ()),
+        ({"question": "default"}, 0.5, ()),
+        ({"question": "default", "strict": "numbers"}, 0.5, ("numbers",)),
+        ({"judge": "likelihood", "strict": "auto", "threshold": 0}, 0, ("numbers", "code")),
+    ],
+)
+def test_the_likelihood_has_defaults_of_its_own(
+    settings: dict[str, Any], threshold: float, classes: tuple[str, ...]
+):
+    config = ParseConfig(**settings)
+    assert (config.accept_threshold, config.strict_classes) == (threshold, classes)
+
+
+def test_token_mode_has_no_strict_classes():
+    assert ParseConfig(verification="token", strict="auto").strict_classes == ()
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)
@@ -218,6 +239,7 @@ def rounds_of(
     [
         ("gsm8k", 0.5, [], 32, 15),
         ("gsm8k", 0.1, [], 92, 22),
+        ("gsm8k", 0.2, ["numbers"], 51, 0),
         ("gsm8k", 0.1, ["numbers"], 67, 0),
         ("gsm8k", 0.05, ["numbers"], 86, 0),
         ("humaneval", 0.5, [], 244, 0),
