@@ -1,7 +1,7 @@
 """What the settings of answers.py give: right answers, paired, and speed by counts of rounds.
 
     python examples/real_pair/summary.py build/real_pair/answers.jsonl --baseline exact \
-        --json examples/real_pair/results.json
+        --json examples/real_pair/results.json --note 'bf16, drafts of 16'
 
 Speed is in decode steps of the target, because a machine without a GPU runs so small a target at
 the draft's speed: a draft token costs R steps, a verify pass of n rows 1.1 + 0.004 n (a 14B target
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("answers", type=Path)
     parser.add_argument("--baseline", default="exact", help="the setting to compare others with")
     parser.add_argument("--json", type=Path, help="write the figures here, without texts")
+    parser.add_argument("--note", default="", help="how they were made, for the file")
     given = parser.parse_args()
     rows = [json.loads(line) for line in given.answers.open(encoding="utf-8")]
     results = results_of(rows, given.baseline)
@@ -119,7 +120,8 @@ def main() -> None:
         table.add_row(*cells(result))
     Console().print(table)
     if given.json:
-        found = {"conditions": of_now(), "baseline": given.baseline, "results": results}
+        found = {"conditions": of_now() | {"note": given.note}, "baseline": given.baseline}
+        found |= {"results": results}
         write_json(given.json, found)
 
 

@@ -245,8 +245,8 @@ META_INFO = {
     "prediction": "only with a prediction: how many of its tokens are in the answer "
     "(`accepted_tokens`) and are not (`rejected_tokens`), and `unused_characters`: its end, which "
     "was not read, because no answer can be as long",
-    "strict_refusals": "only with `--parse-strict`: by class, how many drafts one of its tokens "
-    "has ended",
+    "strict_refusals": "only where classes are strict (`--parse-strict`): by class, how many "
+    "drafts one of its tokens has ended",
     "trace": "only if requested; one record per round",
     "trace_truncated": "true once the trace has 128 MiB: later rounds are left out of it",
     "fingerprint": "with a trace: the settings that its verdicts depend on, as in a certificate",

@@ -18,6 +18,7 @@ from sglang_parse.startup.certificates import Certified
 pytestmark = pytest.mark.compat
 
 CERTIFICATE = SimpleNamespace(threshold=0.5)
+ASKS = ParseConfig(question="default")
 
 
 class Impure(CustomLogitProcessor):
@@ -71,7 +72,7 @@ def test_the_judge_of_an_adapters_drafts(
 ):
     """Trained or chosen for the base weights, it judges others only if the request says so."""
     req, engine = request(lora_id=adapter), engine_of(judge)
-    policy = policy_for(engine, req, RequestOptions.read({"parse": options}, ParseConfig()))
+    policy = policy_for(engine, req, RequestOptions.read({"parse": options}, ASKS))
     assert (policy.judge, policy.adapter) == (expected, adapter or "")
     assert policy.is_plain == ("enabled" in options)
     assert policy.certified == (adapter is None)
@@ -90,7 +91,7 @@ def test_the_judge_of_an_adapters_drafts(
 )
 def test_who_accepts_more_than_the_server_shares_no_answers(options: dict[str, Any], shares: bool):
     """At threshold 0 another's answer would be the output, and any text an answer for others."""
-    given = RequestOptions.read({"parse": options}, ParseConfig())
+    given = RequestOptions.read({"parse": options}, ASKS)
     policy = policy_for(engine_of("question"), request(), given)
     assert (policy.reuse_scope is not None) == shares
 

@@ -72,7 +72,7 @@ class Round:
     def __init__(
         self, draft: list[int], *, finished: bool = False, limit: int = 1000, **settings: Any
     ) -> None:
-        config = ParseConfig(**{"segment": "tokens:2"} | settings)
+        config = ParseConfig(**{"segment": "tokens:2", "threshold": 0.5} | settings)
         segments = Segmenter(Tokens(), config.segment_rule)
         has_head = config.uses_eagle3 and config.has_head
         head = Head.likelihood("cpu") if has_head else None

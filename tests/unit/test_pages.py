@@ -163,6 +163,9 @@ def test_trace_keys_are_documented():
     (function,) = [node for node in functions if node.name == "trace_record"]
     records = [node for node in ast.walk(function) if isinstance(node, ast.Dict)]
     keys = {ast.literal_eval(key) for record in records for key in record.keys if key}
+    added = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+    added = [node.targets[0] for node in added if isinstance(node.targets[0], ast.Subscript)]
+    keys |= {ast.literal_eval(target.slice) for target in added}
     assert keys == first_column(section("response-metadata", "Trace"))
     assert keys == set(TraceRecord.__annotations__)
 
