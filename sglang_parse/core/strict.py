@@ -123,26 +123,41 @@ def find_refusal(
         text_of: as ``Segmenter.text_of``.
         code: of ``before``, as far as it was needed.
     """
+    reader = _DraftReader(before, draft, text_of, code)
     for place, pair in enumerate(zip(draft, choices, strict=False) if names else ()):
         if pair[0] == pair[1]:
             continue
         context = [*before[-MAX_HALVES:], *draft[max(0, place - MAX_HALVES) : place]]
         texts = [text_of(token, context) for token in pair]
-        in_code = CODE in names and _in_code(before, draft[:place], text_of, code)
+        in_code = CODE in names and reader.in_code(place)
         for name in names:
             if any(text.endswith(HALF) or CLASSES[name].holds(text, in_code) for text in texts):
                 return Refusal(place, name)
     return None
 
 
-def _in_code(
-    before: Sequence[int],
-    draft: Sequence[int],
-    text_of: Callable[[int, Sequence[int]], str],
-    code: CodeBlocks,
-) -> bool:
-    """Whether the token behind ``before`` and ``draft`` is in a block of code."""
-    code.read([text_of(token, ()) for token in before[code.num_tokens :]])
-    ahead = replace(code)
-    ahead.read([text_of(token, ()) for token in draft])
-    return ahead.is_open
+class _DraftReader:
+    """Tells where a draft is in a block of code; reads it once, and the answer before it so far as
+    earlier drafts have not."""
+
+    def __init__(
+        self,
+        before: Sequence[int],
+        draft: Sequence[int],
+        text_of: Callable[[int, Sequence[int]], str],
+        code: CodeBlocks,
+    ) -> None:
+        self._before, self._draft, self._text_of, self._code = before, draft, text_of, code
+        self._ahead: CodeBlocks | None = None
+
+    def in_code(self, place: int) -> bool:
+        """Whether ``draft[place]`` is in a block of code; places ascend from call to call."""
+        if self._ahead is None:
+            self._code.read(self._texts(self._before[self._code.num_tokens :]))
+            self._ahead = replace(self._code)
+        num_read = self._ahead.num_tokens - len(self._before)
+        self._ahead.read(self._texts(self._draft[num_read:place]))
+        return self._ahead.is_open
+
+    def _texts(self, tokens: Sequence[int]) -> list[str]:
+        return [self._text_of(token, ()) for token in tokens]

@@ -188,6 +188,9 @@ def test_code_is_the_targets_own(tokenizer: Any):
 
     answer = "First:"
     assert refused(answer, " a", " b") is None
+    opens, other = "b\n```\nc", "d\n```\ne"  # another word before the block is none of its code
+    last = len(tokenizer.encode(opens, add_special_tokens=False)) - 1
+    assert refused(answer, opens, other) == last
     answer += "\n```\nif a"
     assert refused(answer, ":", " or b:") == 0
     assert refused(answer, ":\n```\nSo.", ":\n```\nAs.") is None
