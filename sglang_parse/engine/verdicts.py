@@ -156,7 +156,11 @@ class Judge:
         asked = (place for place, ids in enumerate(draft.question_ids) if ids)
         for place, answer in zip(asked, answers, strict=True):
             values[place], mass[place] = answer
-        tokens = state.output_ids, draft.verified_ids, target_tokens
+        checked, threshold = draft.verified_ids, state.policy.threshold
+        if not state.policy.keep_trace:  # a trace tells what other thresholds would accept, too
+            accepted = [n for n, value in zip(ends, values, strict=True) if value >= threshold]
+            checked = checked[: max(accepted, default=0)]
+        tokens = state.output_ids, checked, target_tokens
         refusal = find_refusal(*tokens, strict, self.segments.text_of, state.code)
         return Verdicts(values, mass, refusal)
 
