@@ -24,7 +24,9 @@ class StageTime:
         size: tokens of a draft prefill, rows of a verify pass, else requests.
         num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
         num_forwards, layout: of DRAFT: 0 stands for one forward per draft token.
-        num_used: of DRAFT: mean forwards before the end of a request's draft; 0 stands for all.
+        continued: of DRAFT in blocks, per request: tokens of the blocks inside a draft, and their
+            number. Its first block brings one token, whatever the layout, and its last one, which
+            its length cuts, is no measure either. None: all tokens of all forwards.
         graphs: of VERIFY: rows of the CUDA graphs that its forwards replayed; 0 without one.
         num_rows, head_ms: of a target forward: its rows, and the EAGLE-3 head's part of ``ms``.
     """
@@ -36,6 +38,6 @@ class StageTime:
     num_forwards: int = 0
     layout: DraftLayout = ONE_TOKEN
     graphs: tuple[int, ...] = ()
-    num_used: float = 0.0
+    continued: tuple[float, float] | None = None
     num_rows: int = 0
     head_ms: float = 0.0

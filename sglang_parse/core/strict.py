@@ -123,41 +123,20 @@ def find_refusal(
         text_of: as ``Segmenter.text_of``.
         code: of ``before``, as far as it was needed.
     """
-    reader = _DraftReader(before, draft, text_of, code)
+    ahead: CodeBlocks | None = None  # read only where it is asked for, once
     for place, pair in enumerate(zip(draft, choices, strict=False) if names else ()):
         if pair[0] == pair[1]:
             continue
         context = [*before[-MAX_HALVES:], *draft[max(0, place - MAX_HALVES) : place]]
         texts = [text_of(token, context) for token in pair]
-        in_code = CODE in names and reader.in_code(place)
+        if CODE in names:
+            if ahead is None:
+                code.read([text_of(token, ()) for token in before[code.num_tokens :]])
+                ahead = replace(code)
+            unread = draft[ahead.num_tokens - len(before) : place]
+            ahead.read([text_of(token, ()) for token in unread])
+        in_code = ahead is not None and ahead.is_open
         for name in names:
             if any(text.endswith(HALF) or CLASSES[name].holds(text, in_code) for text in texts):
                 return Refusal(place, name)
     return None
-
-
-class _DraftReader:
-    """Tells where a draft is in a block of code; reads it once, and the answer before it so far as
-    earlier drafts have not."""
-
-    def __init__(
-        self,
-        before: Sequence[int],
-        draft: Sequence[int],
-        text_of: Callable[[int, Sequence[int]], str],
-        code: CodeBlocks,
-    ) -> None:
-        self._before, self._draft, self._text_of, self._code = before, draft, text_of, code
-        self._ahead: CodeBlocks | None = None
-
-    def in_code(self, place: int) -> bool:
-        """Whether ``draft[place]`` is in a block of code; places ascend from call to call."""
-        if self._ahead is None:
-            self._code.read(self._texts(self._before[self._code.num_tokens :]))
-            self._ahead = replace(self._code)
-        num_read = self._ahead.num_tokens - len(self._before)
-        self._ahead.read(self._texts(self._draft[num_read:place]))
-        return self._ahead.is_open
-
-    def _texts(self, tokens: Sequence[int]) -> list[str]:
-        return [self._text_of(token, ()) for token in tokens]

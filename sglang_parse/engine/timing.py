@@ -142,13 +142,13 @@ class StageTimer:
 
     def draft(self, watch: Stopwatch, reqs: Sequence[Req], chunk: DraftChunk) -> None:
         states, num_tokens = [req.parse_state for req in reqs], chunk.tokens_per_request
-        num_used = chunk.used_per_request
+        continued = chunk.continued
 
         def record(ms: float) -> None:
             _share(states, draft=ms)
             forwards = chunk.num_forwards, chunk.layout
             stage = StageTime(
-                Stage.DRAFT, len(states), num_tokens, ms, *forwards, num_used=num_used
+                Stage.DRAFT, len(states), num_tokens, ms, *forwards, continued=continued
             )
             self._stages.append(stage)
 

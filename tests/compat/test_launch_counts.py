@@ -231,6 +231,20 @@ def test_a_chunk_that_measures_its_layout(count: Count):
     assert not can_launch_before_sync(first[0], reqs)
 
 
+@pytest.mark.parametrize(("budget", "inside"), [(4, 0), (100, BLOCKS - 1)])
+@pytest.mark.usefixtures("count")
+def test_blocks_inside_a_draft_tell_what_blocks_bring(budget: int, inside: int):
+    """Not the first one, which has nothing to confirm, nor one that the draft's length cuts."""
+    req = drafting(0)
+    req.sampling_params.max_new_tokens = 1 + budget
+    batch, engine = in_blocks(req)
+    iteration, _ = launched(batch, engine)
+    iteration.chunk.wait()
+    num_tokens, num_blocks = iteration.chunk.continued
+    assert num_blocks == inside
+    assert inside <= num_tokens < iteration.chunk.tokens_per_request
+
+
 @pytest.mark.usefixtures("count")
 def test_blocks_behind_what_ended_a_draft_are_dropped():
     """At a stop token inside a block, others of its chunk and the next chunk after it."""
@@ -247,7 +261,7 @@ def test_blocks_behind_what_ended_a_draft_are_dropped():
     assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
     assert (state.num_drafted, state.stats.draft_forwards) == (1, 1)
     assert (first.chunk.finished, second.chunk.finished) == ([0], [])
-    assert (first.chunk.used_per_request, second.chunk.used_per_request) == (1, 0)
+    assert (first.chunk.continued, second.chunk.continued) == ((0, 0), (0, 0))
     assert second_at == second.chunk.num_forwards == BLOCKS
 
 

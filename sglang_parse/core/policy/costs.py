@@ -150,9 +150,9 @@ class Layouts:
         cost = self.costs[timed.layout]
         count = timed.num_forwards or max(1, round(timed.num_tokens))
         keep = 0.5 ** (count / self._config.retry_every)
-        cost.num_tokens = keep * cost.num_tokens + timed.num_tokens
-        # Others were launched ahead of an end: for planning, or beside a longer draft.
-        cost.num_used = keep * cost.num_used + (timed.num_used or count)
+        num_tokens, num_used = timed.continued or (timed.num_tokens, count)
+        cost.num_tokens = keep * cost.num_tokens + num_tokens
+        cost.num_used = keep * cost.num_used + num_used
         ms = cost.per_forward.add(timed.size, timed.ms / count)
         return None if ms is None else ms * count
 

@@ -76,7 +76,7 @@ class DraftChunk(ABC):
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
         self._is_masked = is_masked
         self._in_flight: deque[tuple[Sequence[int], HostCopy]] = deque()
-        self._num_added = self._num_used = 0
+        self._num_added = 0
 
     @property
     def tokens_per_request(self) -> float:
@@ -84,9 +84,9 @@ class DraftChunk(ABC):
         return self._num_added / len(self.rows)
 
     @property
-    def used_per_request(self) -> float:
-        """Forwards that a request's draft was not over before, on average, as known so far."""
-        return self._num_used / len(self.rows)
+    def continued(self) -> tuple[float, float] | None:
+        """See ``StageTime.continued``; as known so far."""
+        return None
 
     def launch(self, num_tokens: int, before: DraftChunk | None = None) -> None:
         """Launches about ``num_tokens`` draft tokens for each request.

@@ -43,6 +43,11 @@ from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 class ParallelChunk(DraftChunk):
     _state: ChainState | None = None
     _blocks: _Blocks | None = None
+    _num_brought = _num_used = 0
+
+    @property
+    def continued(self) -> tuple[float, float]:
+        return self._num_brought / len(self.rows), self._num_used / len(self.rows)
 
     def _launch(self, rows: Sequence[int], num_blocks: int, before: DraftChunk | None) -> None:
         reqs, state, blocks = self._reqs(rows), self._state, self._blocks
@@ -80,9 +85,12 @@ class ParallelChunk(DraftChunk):
 
     def _receive(self, state: RequestState, values: Sequence[Sequence[int]], budget: int) -> None:
         for record in values:
-            self._num_used += state.phase is Phase.DRAFTING
+            count = state.num_drafted
             accepted, candidates = accepted_block(record)
             state.add_draft(accepted, budget, num_launched=self.layout.size, candidates=candidates)
+            if count and state.phase is Phase.DRAFTING:
+                self._num_used += 1
+                self._num_brought += state.num_drafted - count
 
 
 @dataclass(frozen=True, slots=True)
