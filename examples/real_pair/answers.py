@@ -61,6 +61,12 @@ def read_setting(text: str) -> tuple[str, dict[str, Any] | None]:
     return name, json.loads(options) if options else None
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of them; none where there is no file yet."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [*map(json.loads, lines)]
+
+
 def answer_of(server: Remote, job: Job, max_tokens: int) -> dict[str, Any]:
     params = {"parse": job.options} if job.options else None
     asking = Asking(
@@ -76,8 +82,7 @@ def answer_of(server: Remote, job: Job, max_tokens: int) -> dict[str, Any]:
 
 def jobs_of(given: argparse.Namespace, path: Path) -> list[Job]:
     """What ``path`` has no answer to, problem by problem, tasks in turn."""
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ())
-    done = {(row["task"], row["key"], row["setting"]) for row in rows}
+    done = {(row["task"], row["key"], row["setting"]) for row in read_lines(path)}
     turns = zip_longest(*([(task, item) for item in items] for task, items, _ in given.task))
     problems = (problem for turn in turns for problem in turn if problem)
     jobs = [Job(*problem, *setting) for problem in problems for setting in given.setting]

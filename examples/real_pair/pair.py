@@ -17,6 +17,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "real"))
 
 from real_model import CODER_05B, CODER_15B, find_model  # noqa: E402
 
+from sglang_parse.client.records import BenchError  # noqa: E402
+
 PAIR = {"target": CODER_15B, "draft": CODER_05B}
 log = partial(print, file=sys.stderr)
 
@@ -25,8 +27,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    for name, model in PAIR.items():
-        print(name, find_model(folder / name, log, model))
+    try:
+        for name, model in PAIR.items():
+            print(name, find_model(folder / name, log, model))
+    except BenchError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ from typing import Any
 import numpy as np
 import openai
 import torch
-from answers import read_task
+from answers import read_lines, read_task
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sglang_parse.client.conditions import of_now
 from sglang_parse.client.program import write_json
+from sglang_parse.client.records import Item
 from sglang_parse.client.statistics import Separation
 from sglang_parse.client.tables import add_bar, make_progress, make_table
 from sglang_parse.core.strict import CLASSES
@@ -45,10 +47,8 @@ EVERY = (32, 64, 90)
 """Tokens between refusals at which readings are compared."""
 
 
-def read_lines(path: Path) -> list[Row]:
-    return (
-        [*map(json.loads, path.read_text(encoding="utf-8").splitlines())] if path.exists() else []
-    )
+def items_of(given: argparse.Namespace) -> dict[tuple[str, str], Item]:
+    return {(task, item.key): item for task, some, _ in given.task for item in some}
 
 
 def key_of(row: Row) -> tuple[str, str]:
@@ -77,7 +77,7 @@ def readings_of(target: torch.Tensor, own: torch.Tensor, draft: Sequence[int]) -
 
 
 def read(given: argparse.Namespace, console: Console) -> None:
-    items = {(task, item.key): item for task, some, _ in given.task for item in some}
+    items = items_of(given)
     done = {*map(key_of, read_lines(path := given.out / "readings.jsonl"))}
     rows = [row for row in read_lines(given.out / "answers.jsonl") if row["setting"] == "draft"]
     rows = [row for row in rows if key_of(row) in items and key_of(row) not in done]
@@ -109,7 +109,7 @@ def places_of(row: Row, number: int) -> list[int]:
 
 
 def turn(given: argparse.Namespace, console: Console) -> None:
-    items = {(task, item.key): item for task, some, _ in given.task for item in some}
+    items = items_of(given)
     graders = {task: GraderCommand(command) for task, _, command in given.task}
     tokenizer = AutoTokenizer.from_pretrained(given.tokenizer)
     path = given.out / "turns.jsonl"
@@ -200,14 +200,10 @@ def compare(rows: Sequence[Row], turns: Sequence[Row], text_of: Callable[[int], 
             yield {
                 "reading": name,
                 "strict": list(classes),
-                "auroc": vars_of(Separation.of([*harmless], [*harms])),
+                "auroc": asdict(Separation.of([*harmless], [*harms])),
                 "harms": len(harms),
                 "harms_passed": {n: int((harms >= bound).sum()) for n, bound in bounds.items()},
             }
-
-
-def vars_of(separation: Separation) -> Row:
-    return {name: getattr(separation, name) for name in ("auroc", "low", "high")}
 
 
 def table(given: argparse.Namespace, console: Console) -> None:

@@ -11,11 +11,11 @@ on an H100), and a decode step 1.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from answers import read_lines
 from rich.console import Console
 
 from sglang_parse.client.conditions import of_now
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here, without texts")
     parser.add_argument("--note", default="", help="how they were made, for the file")
     given = parser.parse_args()
-    rows = [json.loads(line) for line in given.answers.open(encoding="utf-8")]
+    rows = read_lines(given.answers)
     results = results_of(rows, given.baseline)
     table = make_table("the real pair", HEADINGS)
     for result in results:

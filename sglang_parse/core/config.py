@@ -274,7 +274,7 @@ class ParseConfig(BaseModel):
         if "threshold" not in self.model_fields_set:
             if self.head and self.head.threshold:
                 return self.head.threshold
-            if self.resolved_judge == LIKELIHOOD:
+            if self.uses_likelihood:
                 return LIKELIHOOD_THRESHOLD
         return float(self.threshold)
 
@@ -290,8 +290,7 @@ class ParseConfig(BaseModel):
         """What 'auto' stands for instead of 'auto'."""
         if self.strict != AUTO:
             return parse_classes(self.strict)
-        is_likelihood = self.is_semantic and self.resolved_judge == LIKELIHOOD
-        return LIKELIHOOD_STRICT if is_likelihood else ()
+        return LIKELIHOOD_STRICT if self.uses_likelihood else ()
 
     def permitted_options(self, host: str) -> str:
         """Returns 'all', 'safe' or 'none' for a server that listens on ``host``."""
@@ -329,6 +328,10 @@ class ParseConfig(BaseModel):
     def has_head(self) -> bool:
         """Whether verdicts come from the draft's rows, by a trained head or the likelihood."""
         return self.is_semantic and self.resolved_judge != QUESTION
+
+    @property
+    def uses_likelihood(self) -> bool:
+        return self.is_semantic and self.resolved_judge == LIKELIHOOD
 
     @property
     def resolved_judge(self) -> str:

@@ -149,20 +149,27 @@ class Judge:
             answers: verdict and mass of each question.
             target_tokens: the target's choice after each token; under sampling, the drawn one.
         """
-        draft, strict = state.draft, state.policy.strict
+        draft = state.draft
         ends = draft.prefix_ends
         values = self.head.verdicts(scores, ends) if self.head and ends else [0.0] * len(ends)
         mass: list[float | None] = [None] * len(ends)
         asked = (place for place, ids in enumerate(draft.question_ids) if ids)
         for place, answer in zip(asked, answers, strict=True):
             values[place], mass[place] = answer
-        checked, threshold = draft.verified_ids, state.policy.threshold
-        if not state.policy.keep_trace:  # a trace tells what other thresholds would accept, too
-            accepted = [n for n, value in zip(ends, values, strict=True) if value >= threshold]
-            checked = checked[: max(accepted, default=0)]
+        return Verdicts(values, mass, self._refusal(state, values, target_tokens))
+
+    def _refusal(
+        self, state: RequestState, values: Sequence[float], target_tokens: Sequence[int]
+    ) -> Refusal | None:
+        """The first draft token that a strict class refuses, as far as verdicts accept."""
+        policy, checked = state.policy, state.draft.verified_ids
+        if not policy.strict:
+            return None
+        if not policy.keep_trace:  # a trace tells what other thresholds would accept, too
+            pairs = zip(state.draft.prefix_ends, values, strict=True)
+            checked = checked[: max((n for n, v in pairs if v >= policy.threshold), default=0)]
         tokens = state.output_ids, checked, target_tokens
-        refusal = find_refusal(*tokens, strict, self.segments.text_of, state.code)
-        return Verdicts(values, mass, refusal)
+        return find_refusal(*tokens, policy.strict, self.segments.text_of, state.code)
 
     def observe(
         self,

@@ -6,6 +6,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,12 @@ def test_the_package_keeps_its_budget():
     assert sum(map(lines_of_code, sources)) <= PACKAGE_LINES
 
 
+@cache
+def package_nodes() -> list[ast.AST]:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE_FILES)
+    return [node for tree in trees for node in ast.walk(tree)]
+
+
 FUNCTION_LINES = 40
 LONG_KERNEL = "_attend_part"
 """Triton compiles a kernel as one function; parts of it would be functions of ten arguments."""
@@ -135,10 +142,7 @@ LONG_KERNEL = "_attend_part"
 
 def test_functions_are_read_at_once():
     """From the first statement to the last, without signature and docstring."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE_FILES]
-    functions = (
-        node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-    )
+    functions = (node for node in package_nodes() if isinstance(node, ast.FunctionDef))
     found = set()
     for function in functions:
         body = function.body[ast.get_docstring(function) is not None :]
@@ -152,10 +156,7 @@ SAME_NAMES = {"Question"}
 
 
 def test_no_class_has_the_name_of_another():
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE_FILES]
-    names = Counter(
-        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(node.name for node in package_nodes() if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == SAME_NAMES
 
 
