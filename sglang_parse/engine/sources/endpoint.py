@@ -23,7 +23,7 @@ from sglang_parse.core.request import RequestText
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import is_greedy, tokens_left
 from sglang_parse.engine.sglang_types import Req
-from sglang_parse.engine.sources.endpoint_client import EndpointClient, Question, Stream
+from sglang_parse.engine.sources.endpoint_client import DraftPrompt, EndpointClient, Stream
 from sglang_parse.engine.sources.incoming import News
 from sglang_parse.engine.sources.text import TextSource
 
@@ -142,14 +142,14 @@ class EndpointSource(TextSource):
             return
         self.close(req)
         num_tokens = min(tokens_left(req) - len(new_ids), MAX_DRAFTS * self._config.draft_tokens)
-        question = Question(
+        draft_prompt = DraftPrompt(
             messages=req.parse_messages,
             prompt_ids=req.origin_input_ids,
             answer_ids=answer_ids,
             max_tokens=num_tokens,
             temperature=0.0 if is_greedy(req) else req.sampling_params.temperature,
         )
-        stream = req.parse_incoming[self.name] = self._client.ask(question)
+        stream = req.parse_incoming[self.name] = self._client.ask(draft_prompt)
         # For requests that end without notice, such as in their prefill.
         weakref.finalize(req, stream.close).atexit = False
 

@@ -39,7 +39,7 @@ Encode = Callable[[str, str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DraftPrompt:
     """What an endpoint is to continue.
 
     Attributes:
@@ -131,19 +131,19 @@ class EndpointClient:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="parse-drafts", daemon=True).start()
 
-    def ask(self, question: Question) -> Stream:
+    def ask(self, draft_prompt: DraftPrompt) -> Stream:
         """Asks for a draft; returns at once."""
         stream = Stream()
-        stream.task = asyncio.run_coroutine_threadsafe(self._fill(stream, question), self._loop)
+        stream.task = asyncio.run_coroutine_threadsafe(self._fill(stream, draft_prompt), self._loop)
         return stream
 
-    async def _fill(self, stream: Stream, question: Question) -> None:
+    async def _fill(self, stream: Stream, draft_prompt: DraftPrompt) -> None:
         try:
-            before = await asyncio.to_thread(self._decode, question.answer_ids)
+            before = await asyncio.to_thread(self._decode, draft_prompt.answer_ids)
             if NO_TEXT.search(before[-1:]):  # half a character, which no text continues
                 return
             text = ""
-            async for part, ends_answer in self._parts(question, before):
+            async for part, ends_answer in self._parts(draft_prompt, before):
                 text += part
                 half = NO_TEXT.search(text)
                 kept = text[: half.start()] if half else text[:MAX_CHARS]
@@ -180,10 +180,10 @@ class EndpointClient:
         return ids[: matching_tokens(ids, self._encode(before, sure))]
 
     async def _parts(
-        self, question: Question, before: str
+        self, draft_prompt: DraftPrompt, before: str
     ) -> AsyncIterator[tuple[str, bool | None]]:
         """Yields (text, whether the answer ends there; None while it goes on)."""
-        path, body = await self._request(question, before)
+        path, body = await self._request(draft_prompt, before)
         session = await self._connected()
         post = session.post(f"{self.url}{path}", json=body, allow_redirects=False)
         async with post as response:
@@ -203,17 +203,17 @@ class EndpointClient:
                     yield text, None if reason is None else reason == "stop"
             yield "", False
 
-    async def _request(self, question: Question, before: str) -> tuple[str, dict[str, Any]]:
+    async def _request(self, draft_prompt: DraftPrompt, before: str) -> tuple[str, dict[str, Any]]:
         body: dict[str, Any] = {
             "model": await self._model_name(),
             "stream": True,
-            "max_tokens": question.max_tokens,
-            "temperature": question.temperature,
+            "max_tokens": draft_prompt.max_tokens,
+            "temperature": draft_prompt.temperature,
         }
-        if not question.messages:
-            prompt = await asyncio.to_thread(self._decode, question.prompt_ids)
+        if not draft_prompt.messages:
+            prompt = await asyncio.to_thread(self._decode, draft_prompt.prompt_ids)
             return "/v1/completions", {**body, "prompt": prompt + before}
-        turns = [*question.messages]
+        turns = [*draft_prompt.messages]
         if before:
             turns.append(("assistant", before))
             body |= {"continue_final_message": True, "add_generation_prompt": False}
