@@ -28,13 +28,12 @@ from rich.console import Console
 from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
 from sglang_parse.client.conditions import of_now
 from sglang_parse.client.flags import at_least
-from sglang_parse.client.page import render_report
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.program import ProgressLog, run_program, write_json
+from sglang_parse.client.program import ProgressLog, run_program
 from sglang_parse.client.records import PARSE_TOKEN, PLAIN, Answer, Item, title_of
 from sglang_parse.client.sections import Columns, Facts, Grid, Sections
 from sglang_parse.client.servers import ServerSpec
-from sglang_parse.client.tables import show_sections
+from sglang_parse.client.tables import publish
 from sglang_parse.client.targets import command_of
 
 PARSE_FLAGS = (
@@ -102,7 +101,7 @@ def sections(pairs: Pairs, facts: dict[str, Any]) -> Sections:
     each = [(f"{pair.kind}: {pair.item.text[:60]}", [pair]) for pair in pairs]
     return {
         TABLE: [Grid.of([*kinds, ("all", pairs)], COLUMNS, NOTE)],
-        "Each request": [Grid.of(each, COLUMNS)],
+        "Each request": [Grid.of(each, COLUMNS, "", ())],
         "Conditions": [Facts(facts)],
     }
 
@@ -164,13 +163,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         "max tokens": arguments.max_tokens,
         **{spec.name: command_of(spec) for spec in specs},
     }
-    page = sections(pairs, facts)
-    files = output / "results.json", output / "report.html"
-    write_json(files[0], {"conditions": facts, "requests": [*map(record, pairs)]}, indent=1)
+    content = {"conditions": facts, "requests": [*map(record, pairs)]}
     title = "A real model's work, with texts as drafts"
-    files[1].write_text(render_report(title, page), encoding="utf-8")
-    show_sections(console, page, [TABLE])
-    console.print(*files, sep="\n")
+    publish(console, output / "results.json", content, title, sections(pairs, facts))
     return 0 if all(pair.is_same for pair in pairs) else 1
 
 

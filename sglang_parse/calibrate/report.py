@@ -8,15 +8,23 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from rich.console import Console
 from scipy import special
 
 from sglang_parse.calibrate.certify import EDGE
 from sglang_parse.calibrate.figures import AtThreshold, Calibration, loosest_certified
-from sglang_parse.client.page import PALETTE, error_bars, render_report
-from sglang_parse.client.sections import Cell, Columns, Facts, Grid, Plot, Text, with_interval
+from sglang_parse.client.page import PALETTE, error_bars
+from sglang_parse.client.sections import (
+    Cell,
+    Columns,
+    Facts,
+    Grid,
+    Plot,
+    Sections,
+    Text,
+    filled,
+    with_interval,
+)
 from sglang_parse.client.statistics import CHANCE, Proportion
-from sglang_parse.client.tables import grid_table
 from sglang_parse.core.certificate import Certificate
 
 GUARANTEE = (
@@ -48,42 +56,25 @@ def guarantee(certificate: Certificate) -> str:
     return GUARANTEE.format(confidence=confidence, alpha=certificate.alpha, event=event)
 
 
-def show(console: Console, figures: Calibration, certificate: Certificate) -> None:
-    """Prints the thresholds that matter, at most 80 characters wide, and the summary."""
-    selection = certificate.fingerprint.selection
-    grid = threshold_grid(figures, {selection: chosen(figures, selection)})
-    console.print(grid_table(f"first drafts, {selection}", grid, (1, 2, 3, 4, 6)))
-    answers = [
-        f"Whole answers at {one.threshold:g}: {one.accuracy.ratio:.1%} right, the plain target's "
-        f"{one.plain_accuracy.ratio:.1%}; at most {one.regression_bound:.2%} of requests regress."
-        for one in figures.served
-    ]
-    for sentence in (*answers, *summary(figures, certificate)):
-        console.print(sentence, highlight=False)
-
-
-def render(figures: Calibration, certificate: Certificate, conditions: dict[str, Any]) -> str:
-    """Returns report.html: one file without references to others."""
+def sections(
+    figures: Calibration, certificate: Certificate, conditions: dict[str, Any]
+) -> Sections:
+    """Everything that a reader is told, by heading; on a terminal at most 80 characters wide."""
     own, selections = certificate.fingerprint.selection, figures.selections
-    summed_up = [Text(text, "result") for text in summary(figures, certificate)]
-    note = "Filled: certified. Dashed: alpha. Bars: exact 95 % intervals."
-    sections: dict[str, Sequence[Any]] = {
-        "": [*summed_up, Text(guarantee(certificate))],
-        "Error rate by threshold": [Plot("risk", risk_plot(figures, certificate.alpha), note)],
-        "Cost of a threshold": [threshold_grid(figures, {own: selections[own]})],
-        "Selections": [
-            threshold_grid(figures, {name: chosen(figures, name) for name in selections})
-        ],
-    }
-    if figures.served:
-        sections["Whole answers"] = [served_grid(figures)]
-    if figures.bins:
-        note = "Prefixes of one draft are nested, so the bars understate the uncertainty."
-        plot = Plot("reliability", reliability_plot(figures), note)
-        sections["Reliability of a verdict"] = [plot]
+    some = {name: chosen(figures, name) for name in selections}
+    risk = "Filled: certified. Dashed: alpha. Bars: exact 95 % intervals."
+    nested = "Prefixes of one draft are nested, so the bars understate the uncertainty."
     facts = certificate.model_dump(exclude={"fingerprint", "first_verdicts"})
-    sections["Conditions"] = [Facts(facts | conditions | certificate.fingerprint.model_dump())]
-    return render_report("Calibration", sections)
+    found: Sections = {
+        "": [*summary(figures, certificate), Text(guarantee(certificate))],
+        "Error rate by threshold": [Plot("risk", risk_plot(figures, certificate.alpha), risk)],
+        "Cost of a threshold": [threshold_grid(figures, {own: selections[own]}, ())],
+        "Selections": [threshold_grid(figures, some, (0, 1, 2, 3, 4, 6))],
+        "Whole answers": [served_grid(figures)],
+        "Reliability of a verdict": [Plot("reliability", reliability_plot(figures), nested)],
+        "Conditions": [Facts(facts | conditions | certificate.fingerprint.model_dump())],
+    }
+    return filled(found)
 
 
 # -- sentences ----------------------------------------------------------------------------
@@ -156,7 +147,9 @@ def chosen(figures: Calibration, selection: str) -> list[AtThreshold]:
     return [row for row in rows if row.threshold in served or row is loosest_certified(rows)]
 
 
-def threshold_grid(figures: Calibration, selections: Mapping[str, Sequence[AtThreshold]]) -> Grid:
+def threshold_grid(
+    figures: Calibration, selections: Mapping[str, Sequence[AtThreshold]], shown: Sequence[int]
+) -> Grid:
     def threshold(_: str, row: AtThreshold) -> Cell:
         is_served = row.threshold == figures.served_threshold
         return f"{row.threshold:.6g}", "the server's" if is_served else ""
@@ -177,7 +170,7 @@ def threshold_grid(figures: Calibration, selections: Mapping[str, Sequence[AtThr
         "answers: drafts accepted whole with a wrong answer."
     )
     rows = [(name, row) for name, found in selections.items() for row in found]
-    return Grid.of(rows, columns, note)
+    return Grid.of(rows, columns, note, shown)
 
 
 def served_grid(figures: Calibration) -> Grid:
@@ -193,7 +186,7 @@ def served_grid(figures: Calibration) -> Grid:
         "Regressions: wrong, of the answers that the plain target gets right. Bound: of all "
         "requests, with confidence 1 - delta. Difference: paired, 95 % interval."
     )
-    return Grid.of([(one,) for one in figures.served], columns, note)
+    return Grid.of([(one,) for one in figures.served], columns, note, (0, 1, 2, 4))
 
 
 def _rate(found: Proportion, of: str = "") -> Cell:
@@ -255,6 +248,8 @@ def risk_plot(figures: Calibration, alpha: float) -> go.Figure:
 
 
 def reliability_plot(figures: Calibration) -> go.Figure:
+    if not figures.bins:
+        return go.Figure()
     low, high = figures.bins[0].low, figures.bins[-1].high
     plot = _make_plot([low, high], "verdict, logit scale", "prefixes without an error, %")
     xs, grey = np.linspace(_logit(low), _logit(high), 61), {"color": PALETTE["light grey"]}

@@ -10,10 +10,11 @@ from rich.console import Console
 
 from sglang_parse.calibrate import figures as f
 from sglang_parse.calibrate.certify import errors_allowed, fewest_requests, make_grid
-from sglang_parse.calibrate.report import content, render, show
+from sglang_parse.calibrate.report import content, sections
 from sglang_parse.calibrate.settings import CalibrateSettings
-from sglang_parse.client.program import ProgressLog, write_json
+from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.records import Assignment, BenchError
+from sglang_parse.client.tables import publish
 from sglang_parse.core.certificate import ANSWER, TOKEN, Certificate, Loss, spread_out
 from sglang_parse.tasks.assignment import data_set, make_assignment
 from sglang_parse.tasks.collect import Collector, GradedDraft, open_collector
@@ -31,14 +32,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         figures, certificate = calibrate(settings, loss, collector)
     facts = settings.conditions("scipy", log.seconds, ("pilot", "served", "concurrency"))
     facts["max_tokens"] = task.max_tokens
-    file, page = settings.output / "calibration.json", settings.output / "report.html"
-    write_json(file, content(figures, certificate, facts))
-    page.write_text(render(figures, certificate, facts), encoding="utf-8")
-    show(console, figures, certificate)
+    file = settings.output / "calibration.json"
+    written, shown = (make(figures, certificate, facts) for make in (content, sections))
+    publish(console, file, written, "Calibration", shown)
     is_useless = figures.separation.is_at_chance
     if certificate.threshold is not None and not is_useless:
         console.print(f"serve with it: --parse-threshold {file}", highlight=False)
-    console.print(f"{file}\n{page}", highlight=False)
     return NO_SEPARATION if is_useless else 0
 
 

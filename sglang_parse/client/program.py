@@ -42,7 +42,7 @@ class ProgressLog:
         self._console.print(f"{self.seconds:5.0f} s  {text}", markup=False, highlight=False)
 
 
-def write_json(path: Path, content: Any, indent: int = 2) -> None:
+def write_json(path: Path, content: Any) -> None:
     """Writes plain data, and paths as text, to a file and makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=indent, default=os.fspath) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=1, default=os.fspath) + "\n", encoding="utf-8")

@@ -17,7 +17,7 @@ Columns = dict[Cell, Callable[..., Cell]]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph; ``style``: "low" is small print, "result" is what a reader came for."""
+    """A paragraph; ``style``: "low" is small print."""
 
     text: str
     style: str = ""
@@ -25,17 +25,22 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table; the first column has names. ``note``: small print below it."""
+    """A table; the first column has names.
+
+    Attributes:
+        note: small print below it, on a page.
+        shown: columns that a terminal has room for; None: all. Without any, it is the page's alone.
+    """
 
     headings: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
+    shown: Sequence[int] | None = None
 
     @classmethod
-    def of(cls, items: Iterable[tuple], columns: Columns, note: str = "") -> Grid:
-        """A row for each item, of whose parts cells are made."""
-        rows = [[make(*item) for make in columns.values()] for item in items]
-        return cls([*columns], rows, note)
+    def of(cls, items: Iterable[tuple], columns: Columns, *more: Any) -> Grid:
+        """A row for each item, of whose parts cells are made; ``more``: the other fields."""
+        return cls([*columns], [[make(*one) for make in columns.values()] for one in items], *more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,21 @@ class Facts:
     facts: Mapping[str, Any]
 
 
-Part = Text | Grid | Plot | Facts
+Part = str | Text | Grid | Plot | Facts
+"""A text alone is what a reader came for."""
 Sections = Mapping[str, Sequence[Part]]
 """Heading -> what is below it."""
+
+
+def filled(sections: Sections) -> Sections:
+    """Without tables and plots of nothing, and headings above nothing."""
+
+    def has_content(part: Part) -> bool:
+        content = part.rows if isinstance(part, Grid) else part
+        return bool(part.figure.data if isinstance(part, Plot) else content)
+
+    found = {heading: [*filter(has_content, parts)] for heading, parts in sections.items()}
+    return {heading: parts for heading, parts in found.items() if parts}
 
 
 def with_interval(

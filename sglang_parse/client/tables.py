@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 from rich.table import Table
 
+from sglang_parse.client.page import render_report
+from sglang_parse.client.program import write_json
 from sglang_parse.client.sections import Cell, Grid, Sections
 
 NAMES = ("", "server", "stage")
@@ -24,12 +28,12 @@ def make_table(title: str, headings: Sequence[str]) -> Table:
     return table
 
 
-def grid_table(title: str, grid: Grid, columns: Sequence[int] | None = None) -> Table:
-    """A grid, or some of its columns; small print is below its figure."""
+def grid_table(title: str, grid: Grid) -> Table:
+    """A grid as a terminal shows it; small print is below its figure."""
 
     def chosen(cells: Sequence[Cell]) -> list[str]:
         lines = [cell if isinstance(cell, str) else "\n".join(filter(None, cell)) for cell in cells]
-        return lines if columns is None else [lines[place] for place in columns]
+        return lines if grid.shown is None else [lines[place] for place in grid.shown]
 
     table = make_table(title, chosen(grid.headings))
     for row in grid.rows:
@@ -37,12 +41,20 @@ def grid_table(title: str, grid: Grid, columns: Sequence[int] | None = None) -> 
     return table
 
 
-def show_sections(console: Console, sections: Sections, headings: Sequence[str]) -> None:
-    """Prints the tables below these headings, where there are any."""
-    for heading in headings:
-        for part in sections.get(heading, ()):
-            if isinstance(part, Grid):
-                console.print(grid_table(heading, part))
+def publish(console: Console, file: Path, content: Any, title: str, sections: Sections) -> None:
+    """Writes a file of JSON and report.html beside it; prints the tables that a terminal has room
+    for, the results in sentences, and where the files are."""
+    page = file.with_name("report.html")
+    write_json(file, content)
+    page.write_text(render_report(title, sections), encoding="utf-8")
+    parts = [(heading, part) for heading, found in sections.items() for part in found]
+    for heading, part in parts:
+        if isinstance(part, Grid) and part.shown != ():
+            console.print(grid_table(heading, part))
+    for _, part in parts:
+        if isinstance(part, str):
+            console.print(part, highlight=False, markup=False)
+    console.print(file, page, sep="\n", highlight=False)
 
 
 def make_progress(console: Console) -> Progress:

@@ -2,5 +2,5 @@
 
 settings.py has the flags and the presets; run.py is the run loop over servers; serving.py runs
 SGLang's ``bench_serving`` against one of them; figures.py makes figures of what comes back;
-report.py and page.py describe them.
+report.py describes them.
 """

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask, graded, run_together, trace_answers
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.program import ProgressLog, write_json
+from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.records import (
     PARSE,
     Assignment,
@@ -30,18 +30,24 @@ from sglang_parse.client.records import (
     title_of,
 )
 from sglang_parse.client.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
-from sglang_parse.client.tables import show_sections
+from sglang_parse.client.tables import publish
 from sglang_parse.client.targets import server_specs
 from sglang_parse.client.traced import Traced, explain_answer
 from sglang_parse.client.traced_table import answer_table
 from sglang_parse.compare.figures import Measured, make_comparison
-from sglang_parse.compare.page import TABLES, render, sections
-from sglang_parse.compare.report import NEXT, conditions, demo_summary, results
+from sglang_parse.compare.report import TITLE, conditions, results, sections
 from sglang_parse.compare.serving import Load, bench, command_of
 from sglang_parse.compare.settings import CompareSettings
 from sglang_parse.tasks.assignment import make_assignment
 
 MAX_TRACES = 5
+NEXT = """
+Next, for your own models (sglang-parse is in .venv/bin):
+  sglang-parse doctor SERVER_FLAGS      will the server work? Nothing is loaded
+  sglang-parse doctor --url URL         does PARSE pay on a running server, and if not, why?
+  sglang-parse explain --url URL        what is accepted and rejected, segment by segment
+  sglang-parse calibrate --help         which threshold keeps the error rate you allow
+"""
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -67,18 +73,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     figures = make_comparison(measured, settings.servers, settings.baseline)
     command = command_of(runner.load(Variant(settings.baseline), 0, settings.concurrencies[0]))
     facts = conditions(settings, specs, task.title, command, log.seconds)
-    files = settings.output / "results.json", settings.output / "report.html"
-    write_json(files[0], results(figures, measured, facts), indent=1)
-    files[1].write_text(render(figures, facts), encoding="utf-8")
-    tables = [name for name in TABLES if preset == "load" or name != "Latency"]
-    show_sections(console, sections(figures, facts), tables)
-    console.print(*files, sep="\n")
+    file, content = settings.output / "results.json", results(figures, measured, facts)
+    publish(console, file, content, TITLE, sections(figures, facts, preset == "load"))
     if traced is not None:
         decode = partial(tokenizer_of(settings.tokenizer).decode_batch, skip_special_tokens=True)
         answer = explain_answer(traced, decode)
         console.print(answer_table(answer, "One answer, segment by segment"))
     if preset == "demo":
-        console.print(*demo_summary(figures), NEXT, sep="\n", highlight=False, markup=False)
+        console.print(NEXT, highlight=False, markup=False)
     return 0
 
 

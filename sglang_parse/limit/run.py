@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             else:
                 runs += outcome
             found = content(settings, specs, speeds(runs), failed, log.seconds)
-            write_json(results, found, indent=1)
+            write_json(results, found)
     console.print(table(speeds(runs)), str(results), sep="\n", highlight=False)
     return 1 if failed else 0
 

@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from rich.console import Console
 
-from sglang_parse.client.page import PALETTE, error_bars, render_report
-from sglang_parse.client.sections import Cell, Columns, Facts, Grid, Plot, Text, with_interval
+from sglang_parse.client.page import PALETTE, error_bars
+from sglang_parse.client.sections import (
+    Cell,
+    Columns,
+    Facts,
+    Grid,
+    Plot,
+    Sections,
+    Text,
+    with_interval,
+)
 from sglang_parse.client.statistics import CHANCE
-from sglang_parse.client.tables import grid_table
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.train_judge.figures import Estimate, ReaderFigures
 from sglang_parse.train_judge.result import COMPLETE, LOGPROB, QUESTION, SMALLEST, JudgeReport
@@ -61,17 +68,8 @@ def _listed(keys: Sequence[str], report: JudgeReport) -> str:
     )
 
 
-def show(console: Console, report: JudgeReport) -> None:
-    """Prints the readers side by side and the summary."""
-    title = "verdicts on held-out prompts, 95 % intervals"
-    console.print(grid_table(title, readers_grid(report), (0, 1, 4)))
-    console.print(grid_table("draft tokens kept", kept_grid(report), (0, 1, 2)))
-    for sentence in summary(report):
-        console.print(sentence, highlight=False)
-
-
-def render(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]) -> str:
-    """Returns report.html: one file without references to others."""
+def sections(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]) -> Sections:
+    """Everything that a reader is told, by heading."""
     counts = report.counts
     origin = (
         f"{counts['num_drafts']} labeled drafts of {counts['num_prompts']} prompts, "
@@ -80,16 +78,14 @@ def render(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any])
         "chosen by the same verdicts, which flatters it slightly."
     )
     more = "If it still rises on the right, more labeled drafts help."
-    kept = [Plot("risk", risk_plot(report)), kept_grid(report)]
-    sections: dict[str, Sequence[Any]] = {
-        "": [*(Text(text, "result") for text in summary(report)), Text(origin, "low")],
+    return {
+        "": [*summary(report), Text(origin, "low")],
         "Head, question and likelihood on the same drafts": [readers_grid(report)],
-        "Draft tokens kept at a risk": kept,
+        "Draft tokens kept at a risk": [Plot("risk", risk_plot(report)), kept_grid(report)],
         "Learning curve": [Plot("curve", curve_plot(report), more)],
         "Candidates": [candidates_grid(report)],
         "Conditions": [Facts(facts | fingerprint.model_dump())],
     }
-    return render_report("Verdict head", sections)
 
 
 # -- tables and plots ---------------------------------------------------------------------
@@ -129,7 +125,7 @@ def readers_grid(report: JudgeReport) -> Grid:
         f"Over {report.unit}. AUROC: 1 is perfect, 0.5 a coin toss; over all, and over those of "
         "one prompt. Refused: of the wrong ones, where so many of the right ones are kept."
     )
-    return Grid(("", "AUROC", "within a prompt", *refused), cells, note)
+    return Grid(("", "AUROC", "within a prompt", *refused), cells, note, (0, 1, 4))
 
 
 def kept_grid(report: JudgeReport) -> Grid:
@@ -140,7 +136,8 @@ def kept_grid(report: JudgeReport) -> Grid:
         "hindsight."
     )
     headings = ("", *(f"at {percent} % risk" for percent in report.head.kept_at_risk))
-    return Grid(headings, [[n, *_percents(one.kept_at_risk)] for n, one in rows(report)], note)
+    cells = [[name, *_percents(one.kept_at_risk)] for name, one in rows(report)]
+    return Grid(headings, cells, note, (0, 1, 2))
 
 
 def candidates_grid(report: JudgeReport) -> Grid:
@@ -153,7 +150,7 @@ def candidates_grid(report: JudgeReport) -> Grid:
         "AUROC": lambda _, rank: f"{rank[1]:.3f}",
     }
     note = "Out of fold; the first one was trained on all drafts and written."
-    return Grid.of(report.trained.tried, columns, note)
+    return Grid.of(report.trained.tried, columns, note, ())
 
 
 def _bar(one: Estimate, factor: float = 1.0) -> tuple[float, float, float]:

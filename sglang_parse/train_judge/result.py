@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from sglang_parse.client.program import write_json
 from sglang_parse.client.statistics import CHANCE
 from sglang_parse.core.certificate import Fingerprint, spread_out
-from sglang_parse.core.judge import FILE, WEIGHTS, sigmoid
+from sglang_parse.core.judge import WEIGHTS, sigmoid
 from sglang_parse.core.segment import SegmentRule
 from sglang_parse.train_judge.drafts import TrainingSet
 from sglang_parse.train_judge.figures import (
@@ -156,7 +155,7 @@ def content(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]
     }
 
 
-def write(folder: Path, report: JudgeReport, values: dict[str, Any]) -> None:
+def write_weights(folder: Path, report: JudgeReport) -> None:
     head = report.trained.head
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -165,4 +164,3 @@ def write(folder: Path, report: JudgeReport, values: dict[str, Any]) -> None:
         "bias": np.array([head.bias], np.float32),
     }
     save_file(tensors, folder / WEIGHTS)
-    write_json(folder / FILE, values)

@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from sglang_parse.client.program import ProgressLog
+from sglang_parse.client.program import ProgressLog, write_json
 from sglang_parse.client.records import Assignment, BenchError
 from sglang_parse.client.servers import ENVIRONMENT
-from sglang_parse.client.tables import add_bar, make_progress
+from sglang_parse.client.tables import add_bar, make_progress, publish
 from sglang_parse.client.targets import parse_settings
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.config import MAX_DRAFT
@@ -37,8 +37,8 @@ from sglang_parse.train_judge.gather import (
     gather_later,
 )
 from sglang_parse.train_judge.labels import label_by_target, labeled
-from sglang_parse.train_judge.report import render, show
-from sglang_parse.train_judge.result import JudgeReport, content, write
+from sglang_parse.train_judge.report import sections
+from sglang_parse.train_judge.result import JudgeReport, content, write_weights
 from sglang_parse.train_judge.settings import TrainJudgeSettings
 from sglang_parse.train_judge.training import num_steps, train
 
@@ -59,14 +59,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 0
     facts = settings.conditions("scikit-learn", log.seconds, SHOWN)
     facts["data_set"] = data_set(task)
-    values = content(report, fingerprint, facts)
-    write(settings.output, report, values)
-    page = settings.output / "report.html"
-    page.write_text(render(report, fingerprint, facts), encoding="utf-8")
-    show(console, report)
+    written, shown = (make(report, fingerprint, facts) for make in (content, sections))
+    write_weights(settings.output, report)
+    publish(console, settings.output / FILE, written, "Verdict head", shown)
     if not report.is_useless:
         console.print(f"serve with it: --parse-judge {settings.output}", highlight=False)
-    console.print(f"{settings.output / FILE}\n{page}", highlight=False)
     return 0
 
 
@@ -106,7 +103,8 @@ def learn(
     if reason:
         log(f"first drafts alone: {reason}")
         return report, fingerprint
-    write(settings.output, report, content(report, fingerprint, {}))
+    write_weights(settings.output, report)
+    write_json(settings.output / FILE, content(report, fingerprint, {}))
     with open_collector(settings.with_judge(report.segment), task, console, log) as collector:
         drafts += collect_later(settings, collector, states, fingerprint.segment, log)
     return trained(), fingerprint

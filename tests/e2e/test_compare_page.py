@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_parse.calibrate.report import render as render_calibration
-from sglang_parse.compare.page import render
+from sglang_parse.calibrate.report import sections as calibration_sections
+from sglang_parse.client.page import render_report
+from sglang_parse.compare.report import sections
 from support import calibration
 from support.comparison import FACTS, six_servers
 from support.open_page import assert_fits, look_at
@@ -21,15 +22,15 @@ WIDTHS = (1280, pytest.param(400, marks=MORE))
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(six_servers(), FACTS), encoding="utf-8")
+    path.write_text(render_report("PARSE", sections(six_servers(), FACTS)), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
 def calibration_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "calibration.html"
-    html = render_calibration(*calibration.calibration(), calibration.CONDITIONS)
-    path.write_text(html, encoding="utf-8")
+    found = calibration_sections(*calibration.calibration(), calibration.CONDITIONS)
+    path.write_text(render_report("Calibration", found), encoding="utf-8")
     return path
 
 

@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ from sglang_parse.calibrate.figures import (
     reliability,
     separation,
 )
-from sglang_parse.calibrate.report import render, show, summary
+from sglang_parse.calibrate.report import sections, summary
+from sglang_parse.client.page import render_report
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.statistics import (
     Proportion,
@@ -38,6 +40,7 @@ from sglang_parse.client.statistics import (
     paired_difference,
     upper_bound,
 )
+from sglang_parse.client.tables import publish
 from sglang_parse.core.certificate import ANSWER, TOKEN
 from sglang_parse.core.selection import SELECTIONS
 from sglang_parse.tasks.collect import GradedDraft
@@ -322,20 +325,24 @@ def test_the_served_threshold_is_said_to_be_certified_or_not(served: float, word
     assert words in said
     accepted = "100.0 %" if served < 0.48 else "0.0 %"
     assert f"and {accepted} of the drafted tokens are accepted" in said
-    assert f"{served}<span" in render(figures, certificate, CONDITIONS)
+    page = render_report("title", sections(figures, certificate, CONDITIONS))
+    assert f"{served}<span" in page
 
 
-def test_what_is_certified_is_in_80_columns():
+def test_what_is_certified_is_in_80_columns(tmp_path: Path):
     console = Console(file=io.StringIO(), width=80)
-    show(console, *calibration())
+    publish(
+        console, tmp_path / "calibration.json", {}, "title", sections(*calibration(), CONDITIONS)
+    )
     lines = console.file.getvalue().splitlines()
     assert any(line.split()[:2] == ["threshold", "certified"] for line in lines)
-    assert any(line.split()[:2] == ["0.5", "yes"] for line in lines)
+    assert any(line.split()[:3] == ["first-reject", "0.5", "yes"] for line in lines)
     assert max(map(len, lines)) <= 80
 
 
 def test_a_page_without_located_errors():
     figures, certificate = calibration()
-    page = render(replace(figures, bins=()), certificate, CONDITIONS)
+    found = sections(replace(figures, bins=()), certificate, CONDITIONS)
+    page = render_report("title", found)
     assert "Whole answers" in page
     assert "Reliability of a verdict" not in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from goals import Goal, goals_of
@@ -11,13 +12,13 @@ from markupsafe import escape
 from rich.console import Console
 
 from sglang_parse.client.figures import costs_of, limit_of, speedups
+from sglang_parse.client.page import render_report
 from sglang_parse.client.records import BenchError, BenchRun, Variant
 from sglang_parse.client.sections import Grid
 from sglang_parse.client.statistics import paired_test
-from sglang_parse.client.tables import show_sections
+from sglang_parse.client.tables import publish
 from sglang_parse.compare.figures import Measured, accept_length, make_comparison
-from sglang_parse.compare.page import TABLES, render, sections
-from sglang_parse.compare.report import demo_summary, results
+from sglang_parse.compare.report import results, sections, summary
 from support.comparison import (
     ACCEPTED,
     FACTS,
@@ -104,7 +105,7 @@ def test_goals_of_the_demo_pair():
 
 
 def test_the_demo_ends_with_the_result():
-    speed, answers, origin = demo_summary(six_servers())
+    speed, answers, origin = summary(six_servers())
     assert speed == (
         "PARSE's speed over the plain target: 3.1x at 1, 3.1x at 4, 3.1x at 16 requests at a time."
     )
@@ -118,10 +119,10 @@ def test_the_demo_ends_with_the_result():
 
 def test_a_demo_that_beats_its_draft_says_why():
     measured = Measured([timed(Variant("parse"), 0, 1, 90.0), timed(Variant("draft"), 0, 1, 80.0)])
-    answers, draft = demo_summary(make_comparison(measured, ("parse", "draft"), "parse"))
+    answers, draft = summary(make_comparison(measured, ("parse", "draft"), "parse"))
     assert answers == "Right answers: PARSE not graded, draft alone not graded."
     assert draft.startswith("It was faster than the draft alone at 1: in PARSE a parallel draft")
-    assert list(demo_summary(make_comparison(Measured(), ("parse",), "parse"))) == []
+    assert list(summary(make_comparison(Measured(), ("parse",), "parse"))) == []
 
 
 def test_limit_of_one_run_by_hand():
@@ -222,11 +223,13 @@ def test_quality_and_noise():
     assert len(figures.variants) == len(RATES)
 
 
-def test_the_terminal_shows_the_tables_of_the_page():
+def test_the_terminal_shows_the_tables_and_the_result_of_the_page(tmp_path: Path):
     shown, console = sections(six_servers(), FACTS), Console(file=io.StringIO(), width=240)
-    show_sections(console, shown, TABLES)
-    printed, page = console.file.getvalue(), render(six_servers(), FACTS)
-    grids = [part for name in TABLES for part in shown[name] if isinstance(part, Grid)]
+    publish(console, tmp_path / "results.json", {}, "title", shown)
+    printed, page = console.file.getvalue(), (tmp_path / "report.html").read_text()
+    assert f"{tmp_path}/report.html" in printed
+    assert [text for text in summary(six_servers()) if text not in printed] == []
+    grids = [part for parts in shown.values() for part in parts if isinstance(part, Grid)]
     cells = [cell for grid in grids for row in (grid.headings, *grid.rows) for cell in row]
     lines = [line for cell in cells for line in ([cell] if isinstance(cell, str) else cell)]
     assert len(lines) > 300
@@ -250,6 +253,6 @@ def test_a_page_of_few_servers_and_no_grades(variants: tuple[Variant, ...]):
     figures = make_comparison(measured, ("plain", "parse"), "plain")
     assert all(one.quality.score is None for one in figures.variants)
     assert figures.noise is None
-    page = render(figures, FACTS)
-    assert page.count("not graded") == len(variants)
+    page = render_report("title", sections(figures, FACTS))
+    assert page.count("<td>not graded") == len(variants)
     assert ("No server with PARSE took part" in page) == (Variant("parse") not in variants)
