@@ -117,9 +117,8 @@ class LimitSettings(Flags):
         return {"segment": "tokens:1", "drafting": self.drafting, **draft}
 
     def servers_at_once(self, available: int) -> int:
-        size, shapes = ITEM_BYTES[self.dtype], (self.target, self.draft)
-        kv = size * self.kv_slots * sum(shape.kv_per_token for shape in shapes)
-        needed = OVERHEAD * (kv + sum(shape.weights_bytes(size) for shape in shapes))
+        each = (ITEM_BYTES[self.dtype], self.kv_slots)
+        needed = OVERHEAD * (self.target.num_bytes(*each) + self.draft.num_bytes(*each))
         if needed > available:
             raise BenchError(
                 f"{self.target.name} and {self.draft.name} need about {needed / 2**30:.1f} GiB "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,9 +49,19 @@ class Shape:
     folder: Path = field(default=Path(), compare=False)
 
     @classmethod
-    def of(cls, path: Path) -> Shape:
-        """Of a folder, or a config.json. Raises: KeyError, OSError, TypeError, ValueError."""
-        file = path / "config.json" if path.is_dir() else path
+    def read(cls, name: str) -> Shape:
+        """A shape of this repository by its name, Qwen3's by their size alone (14b, 0.6b); or a
+        model's folder or config.json."""
+        short = f"qwen3_{re.sub('[.-]', '_', name)}"
+        path = next((SHAPES / one for one in (name, short) if one in shape_names()), Path(name))
+        try:
+            return cls._of(path / "config.json" if path.is_dir() else path)
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            known = f"use {', '.join(shape_names())}, or a decoder's config.json"
+            raise BenchError(f"{name!r} gives no shape ({error!r}); {known}") from error
+
+    @classmethod
+    def _of(cls, file: Path) -> Shape:
         config = json.loads(file.read_text(encoding="utf-8"))
         heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
         experts = next((config[key] for key in EXPERTS if config.get(key)), 1)
@@ -70,18 +81,6 @@ class Shape:
             name=file.parent.name,
             folder=file.parent,
         )
-
-    @classmethod
-    def read(cls, name: str) -> Shape:
-        """A shape of this repository by its name, or the folder of any model."""
-        folder = SHAPES / name if name in shape_names() else Path(name)
-        if not (folder / "config.json").is_file():
-            known = ", ".join(shape_names())
-            raise BenchError(f"{name!r} is no shape; use {known}, or a folder with a config.json")
-        try:
-            return cls.of(folder)
-        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-            raise BenchError(f"{folder} is no decoder's: {error!r}; use another shape") from error
 
     def body(self, num_experts: float) -> float:
         """Weights of all layers with so many of their experts, without norms and routers."""
@@ -104,9 +103,11 @@ class Shape:
         """Numbers in the keys and values of one token, all layers."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
-    def weights_bytes(self, item_bytes: int) -> int:
-        """Bytes of the weights: of quantized ones one each, as in FP8, else ``item_bytes``."""
-        return self.num_weights * (1 if self.is_quantized else item_bytes)
+    def num_bytes(self, item_bytes: int, kv_tokens: int = 0) -> int:
+        """Bytes of the weights, of quantized ones one each, as in FP8, else ``item_bytes``; and of
+        the KV of some tokens."""
+        weights = self.num_weights * (1 if self.is_quantized else item_bytes)
+        return weights + item_bytes * kv_tokens * self.kv_per_token
 
     def write_model(self, folder: Path, **changes: Any) -> Path:
         """Writes a folder for ``--load-format dummy`` below that of all models: the tokenizer, and

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from sglang_parse.client.flags import Flags, at_least, fraction, numbers, option
 from sglang_parse.client.records import BenchError
-from sglang_parse.limit.shape import SHAPES, Shape
+from sglang_parse.limit.shape import Shape, shape_names
 
 GPUS = {
     "h100": (3.35, 989, 80),
@@ -19,26 +17,13 @@ GPUS = {
     "rtx4090": (1.008, 165, 24),
 }
 """TB/s, TFLOP/s in bf16 without sparsity, GB of memory: the makers' data sheets."""
-QWEN3 = ("0.6b", "1.7b", "4b", "8b", "14b", "32b", "235b-a22b-fp8")
 BF16_BYTES = 2
-
-
-def read_shape(name: str) -> Shape:
-    """A shape of ``bench`` by its size, or a model's by its folder or config.json."""
-    path = SHAPES / f"qwen3_{re.sub('[.-]', '_', name)}" if name in QWEN3 else Path(name)
-    try:
-        return Shape.of(path)
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        fix = f"use {', '.join(QWEN3)}, or a decoder's config.json"
-        raise BenchError(f"{name!r} gives no shape ({error!r}); {fix}") from error
 
 
 @dataclass(frozen=True)
 class RooflineSettings(Flags):
-    target: Shape = option(
-        "14b", f"{', '.join(QWEN3)} (Qwen3), or a model's config.json", read=read_shape
-    )
-    draft: Shape = option("0.6b", "likewise", read=read_shape)
+    target: Shape = option("14b", f"{', '.join(shape_names())}, or a config.json", read=Shape.read)
+    draft: Shape = option("0.6b", "likewise", read=Shape.read)
     gpu: str = option("h100", choices=[*GPUS])
     tp_size: int = option(1, "GPUs that both models are spread over", type=at_least(1))
     concurrencies: tuple[int, ...] = option(
@@ -72,10 +57,7 @@ class RooflineSettings(Flags):
         if not 1 <= self.accept_length <= 4:
             raise BenchError(f"--accept-length is {self.accept_length:g}; use 1 to 4")
         kv_tokens = max(self.concurrencies) * (self.input_len + self.output_len)
-        needed = sum(
-            one.weights_bytes(BF16_BYTES) + kv_tokens * one.kv_per_token * BF16_BYTES
-            for one in (self.target, self.draft)
-        )
+        needed = sum(one.num_bytes(BF16_BYTES, kv_tokens) for one in (self.target, self.draft))
         memory = self.tp_size * GPUS[self.gpu][2]
         if needed > memory * 1e9:
             text = f"weights and KV take {needed / 1e9:.0f} GB and --gpu {self.gpu} has {memory}"

@@ -37,17 +37,17 @@ def test_every_shape_is_one():
 def test_bytes_by_hand():
     """A weight of a quantized model is a byte, whatever the dtype; KV is 94 layers of 4 heads."""
     dense, quantized = Shape.read("tiny_draft"), Shape.read("qwen3_235b_a22b_fp8")
-    assert dense.weights_bytes(4) == 4 * dense.num_weights
-    assert quantized.weights_bytes(2) == quantized.num_weights
+    assert dense.num_bytes(4) == 4 * dense.num_weights
+    assert quantized.num_bytes(2) == quantized.num_weights
     assert quantized.kv_per_token == 2 * 94 * 4 * 128
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "is no shape; use qwen3_0_6b, .*, or a folder with a config.json"),
-        ({"hidden_size": 8}, "is no decoder's: .*; use another shape"),
-        ({"model_type": "bert"}, "is no decoder's: .*num_attention_heads.*; use another shape"),
+        (None, "gives no shape .*No such file.*; use qwen3_0_6b, .*, or a decoder's config.json"),
+        ({"hidden_size": 8}, "gives no shape .*; use qwen3_0_6b"),
+        ({"model_type": "bert"}, "gives no shape .*num_attention_heads.*; use qwen3_0_6b"),
     ],
 )
 def test_other_files_are_refused_as_shapes(tmp_path: Path, content: dict | None, message: str):

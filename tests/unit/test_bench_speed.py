@@ -45,7 +45,7 @@ def settings(*words: str) -> LimitSettings:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--target", "qwen3_7b"), "'qwen3_7b' is no shape; use qwen3_0_6b, qwen3_14b, "),
+        (("--target", "qwen3_7b"), "'qwen3_7b' gives no shape .*; use qwen3_0_6b, qwen3_14b, "),
         (("--draft", "tiny_draft"), "--draft tiny_draft has 1024 words, --target .*151936"),
         (("--draft-len", "16384"), "--draft-len or --block-tokens: .*16384; use a whole number"),
         (("--block-tokens", "17"), "SIMULATE_BLOCK is '17.0'; use a number from 1 to 16"),
