@@ -29,8 +29,7 @@ from sglang_parse.core.setting import settings_of
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
 from sglang_parse.limit import figures as limit
-from sglang_parse.roofline.cost import Workload
-from sglang_parse.roofline.run import BLOCKS, speedups
+from sglang_parse.roofline.run import BLOCKS, Workload, speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.startup import families as startup_families
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX

@@ -28,7 +28,7 @@ from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
 from sglang_parse.client.records import Item
 from sglang_parse.client.servers import Remote
 from sglang_parse.client.tables import add_bar, make_progress
-from sglang_parse.tasks.prompts import GraderCommand, read_prompts
+from sglang_parse.tasks.assignment import GraderCommand, read_prompts
 
 SEED = "the real pair's problems"
 

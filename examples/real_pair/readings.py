@@ -38,7 +38,7 @@ from sglang_parse.client.records import Item
 from sglang_parse.client.statistics import Separation
 from sglang_parse.client.tables import add_bar, make_progress, make_table
 from sglang_parse.core.strict import CLASSES
-from sglang_parse.tasks.prompts import GraderCommand
+from sglang_parse.tasks.assignment import GraderCommand
 
 Row = dict[str, Any]
 SEED = "the real pair's places"

@@ -10,8 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from scipy import special
 
-from sglang_parse.calibrate.certify import EDGE
-from sglang_parse.calibrate.figures import AtThreshold, Calibration, loosest_certified
+from sglang_parse.calibrate.figures import EDGE, AtThreshold, Calibration, loosest_certified
 from sglang_parse.client.page import PALETTE, error_bars
 from sglang_parse.client.sections import (
     Cell,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from sglang_parse.calibrate import figures as f
-from sglang_parse.calibrate.certify import errors_allowed, fewest_requests, make_grid
+from sglang_parse.calibrate.figures import errors_allowed, fewest_requests, make_grid
 from sglang_parse.calibrate.report import content, sections
 from sglang_parse.calibrate.settings import CalibrateSettings
 from sglang_parse.client.program import ProgressLog

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 
-from sglang_parse.client.figures import costs_of, limit_of, speedups
 from sglang_parse.client.records import (
     LATENCIES,
     PERCENTILES,
@@ -21,7 +20,15 @@ from sglang_parse.client.records import (
     Variant,
     has_parse,
 )
-from sglang_parse.client.statistics import PairedTest, Proportion, is_binary, paired_test
+from sglang_parse.client.statistics import (
+    PairedTest,
+    Proportion,
+    costs_of,
+    is_binary,
+    limit_of,
+    paired_test,
+    speedups,
+)
 
 
 @dataclass(frozen=True)

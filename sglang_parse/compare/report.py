@@ -13,7 +13,6 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sglang_parse.client.conditions import of_now
-from sglang_parse.client.figures import rounded
 from sglang_parse.client.page import PALETTE, error_bars
 from sglang_parse.client.records import (
     DRAFT,
@@ -40,7 +39,7 @@ from sglang_parse.client.sections import (
     with_interval,
 )
 from sglang_parse.client.servers import DEFAULTS, ENVIRONMENT, ServerSpec
-from sglang_parse.client.statistics import PairedTest
+from sglang_parse.client.statistics import PairedTest, rounded
 from sglang_parse.client.targets import command_of
 from sglang_parse.compare.figures import (
     Comparison,

@@ -1,6 +1,6 @@
 """What answers of a running server tell about its verdicts and its speedup.
 
-Notation as in ``client.figures``.
+Notation as in ``client.statistics``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from sglang_parse.client.figures import costs_of, limit_of
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
+from sglang_parse.client.statistics import costs_of, limit_of
 from sglang_parse.core import phases
 from sglang_parse.core.question import LOW_VERDICT_MASS
 from sglang_parse.core.selection import contradicts_target, matching_tokens

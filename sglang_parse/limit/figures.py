@@ -10,9 +10,9 @@ from typing import Any
 from rich.table import Table
 
 from sglang_parse.client.conditions import of_now
-from sglang_parse.client.figures import costs_of, limit_of, rounded
 from sglang_parse.client.records import PLAIN, Answer, BenchRun, has_parse
 from sglang_parse.client.servers import ServerSpec
+from sglang_parse.client.statistics import costs_of, limit_of, rounded
 from sglang_parse.client.tables import make_table
 from sglang_parse.client.targets import command_of
 from sglang_parse.limit.settings import LimitSettings
@@ -40,7 +40,7 @@ class ServerSpeed:
         tokens_per_s: output tokens per second.
         over: server without PARSE -> speedup over it, of those measured so far.
         limit: of this speedup over the plain target, by the server's own stage times and accepted
-            tokens (``client.figures``); null without PARSE, or before the plain target.
+            tokens (``client.statistics``); null without PARSE, or before the plain target.
         per_request: counter of ``meta_info`` -> mean of the requests: SGLang's accept length, and
             all numbers of ``meta_info["parse"]``.
     """

@@ -16,7 +16,7 @@ from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.traced import ACCEPTED, explain_answer
 from sglang_parse.core.config import ENV_VAR
 from sglang_parse.doctor import served
-from sglang_parse.explain import sources
+from sglang_parse.explain import run as explain_run
 from support.client import Client
 from support.demo_pair import DEMO
 from support.explained import assert_says, shown
@@ -113,7 +113,7 @@ def test_explain_shows_what_the_traces_say(
     assert cli.main(["explain", "--url", demo.url, *words, *output]) == 0
     said = capsys.readouterr().out
     page, answers = tmp_path / "explain.html", tmp_path / "answers.json"
-    traces = sources.read(answers)
+    traces = explain_run.read(answers)
     assert [traced.prompt for traced in traces] == [texts[2], *texts]
     records = [record for traced in traces for record in traced.parse["trace"]]
     assert {record["threshold"] for record in records} == {0.9988}

@@ -29,7 +29,7 @@ from sglang_parse.client.servers import (
     start_process,
 )
 from sglang_parse.core.question import built_in_questions
-from sglang_parse.explain.sources import as_json
+from sglang_parse.explain.run import as_json
 from support.chat_families import FAMILIES
 from support.client import Client, parse_info, random_prompts
 from support.demo_pair import DEMO

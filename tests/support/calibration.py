@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_parse.calibrate import figures
-from sglang_parse.calibrate.certify import errors_allowed, make_grid
+from sglang_parse.calibrate.figures import errors_allowed, make_grid
 from sglang_parse.core.certificate import TOKEN, Certificate, Fingerprint, spread_out
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.question import Question, QuestionWording, render_question

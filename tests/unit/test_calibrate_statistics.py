@@ -16,17 +16,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
-from sglang_parse.calibrate.certify import (
-    errors_allowed,
-    fewest_requests,
-    learn_then_test,
-    make_grid,
-)
 from sglang_parse.calibrate.figures import (
     accepted_len,
     compare_served,
     error_len,
+    errors_allowed,
+    fewest_requests,
+    learn_then_test,
     loosest_certified,
+    make_grid,
     make_selections,
     reliability,
     separation,

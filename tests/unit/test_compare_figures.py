@@ -11,11 +11,10 @@ from goals import Goal, goals_of
 from markupsafe import escape
 from rich.console import Console
 
-from sglang_parse.client.figures import costs_of, limit_of, speedups
 from sglang_parse.client.page import render_report
 from sglang_parse.client.records import BenchError, BenchRun, Variant
 from sglang_parse.client.sections import Grid
-from sglang_parse.client.statistics import paired_test
+from sglang_parse.client.statistics import costs_of, limit_of, paired_test, speedups
 from sglang_parse.client.tables import publish
 from sglang_parse.compare.figures import Measured, accept_length, make_comparison
 from sglang_parse.compare.report import results, sections, summary

@@ -14,7 +14,7 @@ from sglang_parse.client.prompts import read_prompts
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.traced import explain_answer
 from sglang_parse.client.traced_table import answer_table
-from sglang_parse.explain import page, sources
+from sglang_parse.explain import page, run
 from sglang_parse.explain.run import summary
 from sglang_parse.explain.settings import ExplainSettings, add_arguments
 from support.traces import decode, record, traced
@@ -36,14 +36,14 @@ def settings(*words: str) -> ExplainSettings:
 
 
 def test_answers_as_they_come_from_each_api(tmp_path: Path):
-    ours = sources.as_json(ONE)
+    ours = run.as_json(ONE)
     of_generate = {key: ours[key] for key in ("output_ids", "meta_info")} | {"text": "abc\n"}
     choice = {"response_token_ids": ours["output_ids"], "meta_info": ours["meta_info"]}
     for content in (ours, [ours], [of_generate], {"choices": [choice]}):
-        (found,) = sources.read(saved(tmp_path, content))
+        (found,) = run.read(saved(tmp_path, content))
         assert (list(found.output_ids), found.parse) == (ONE.output_ids, ONE.parse)
         assert found.prompt == ("Say a." if "prompt" in str(content) else "")
-    assert len(sources.read(saved(tmp_path, [ours, of_generate]))) == 2
+    assert len(run.read(saved(tmp_path, [ours, of_generate]))) == 2
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_answers_as_they_come_from_each_api(tmp_path: Path):
 )
 def test_files_that_hold_something_else(tmp_path: Path, content: object, message: str):
     with pytest.raises(BenchError, match=message):
-        sources.read(saved(tmp_path, content))
+        run.read(saved(tmp_path, content))
 
 
 def test_settings_that_cannot_be():

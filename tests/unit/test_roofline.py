@@ -14,8 +14,7 @@ from sglang_parse import cli
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
 from sglang_parse.limit.shape import Shape
-from sglang_parse.roofline.cost import Workload
-from sglang_parse.roofline.run import BLOCKS, costs, speedups
+from sglang_parse.roofline.run import BLOCKS, Workload, costs, speedups
 from sglang_parse.roofline.settings import RooflineSettings
 
 pytestmark = pytest.mark.unit
