@@ -49,11 +49,10 @@ class CalibrateSettings(GradedSettings):
 
     @property
     def models(self) -> Models:
-        found, judge = super().models, self.judge or judge_of(self.target)
-        if judge in ("", QUESTION):
-            return replace(found, parse_flags=(*FIXED_LENGTH, *found.parse_flags))
-        flags = (*FIXED_LENGTH, *parse_settings(judge=judge), *found.parse_flags)
-        return replace(found, question=None, parse_flags=flags)
+        judge = self.judge or judge_of(self.target) or QUESTION
+        own = () if judge == QUESTION else parse_settings(judge=judge)
+        flags = (*FIXED_LENGTH, *own, *self.parse_flags)
+        return replace(self, judge="", question="" if own else self.question, parse_flags=flags)
 
     @property
     def levels(self) -> tuple[float, float]:

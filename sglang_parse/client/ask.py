@@ -65,10 +65,10 @@ def ask(
     server: Endpoint,
     items: Sequence[Item],
     indices: Sequence[int],
-    *,
     variant: Variant | None = None,
     run: int = -1,
     concurrency: int = 1,
+    *,
     asking: Asking = Asking(),  # noqa: B008 - frozen
     on_answer: Callable[[], None] = lambda: None,
 ) -> BenchRun:
@@ -76,16 +76,19 @@ def ask(
 
     Args:
         server: awake; with PARSE, it is an error where it serves an answer without.
-        variant: default: the server without any options.
+        variant: whose options are sent, too; default: the server without any.
         on_answer: called after each answer, from any thread.
     """
+    variant = variant or Variant(server.name)
+    params = {**(asking.custom_params or {}), **variant.custom_params}
+    asking = replace(asking, custom_params=params)
     # A client per run: servers close connections while they are suspended. Failures are reported.
     url = f"{server.url}/v1"
     with openai.OpenAI(
         base_url=url, api_key="none", max_retries=0, timeout=asking.limit_s
     ) as client:
         calls = [partial(_ask, client, server, i, items[i], asking) for i in indices]
-        bench_run = timed(calls, variant or Variant(server.name), run, concurrency, on_answer)
+        bench_run = timed(calls, variant, run, concurrency, on_answer)
     for found in bench_run.answers if has_parse(server.name) else ():
         if found.parse.get("mode") != "parse":
             raise BenchError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from typing import Any, Self
 
 
@@ -37,7 +37,7 @@ class Flags:
     def add_arguments(cls, parser: argparse.ArgumentParser, **defaults: Any) -> None:
         """Adds the flags in the order of the fields; some with other defaults."""
         groups: dict[str, argparse._ActionsContainer] = {"": parser}
-        for setting in fields(cls):  # type: ignore[arg-type]
+        for setting in cls._options():
             group, words = setting.metadata["group"], dict(setting.metadata["words"])
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
@@ -53,10 +53,14 @@ class Flags:
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> Self:
         values = {}
-        for setting in fields(cls):  # type: ignore[arg-type]
+        for setting in cls._options():
             value, read = getattr(arguments, setting.name), setting.metadata["read"]
             values[setting.name] = value if read is None else read(value)
         return cls(**values)
+
+    @classmethod
+    def _options(cls) -> list[Field]:
+        return [one for one in fields(cls) if "make" in one.metadata]  # type: ignore[arg-type]
 
 
 def _shown(value: Any) -> str:

@@ -13,6 +13,8 @@ Cell = str | tuple[str, str]
 """A figure; with small print, such as its interval."""
 Columns = dict[Cell, Callable[..., Cell]]
 """Heading -> makes the cell of a row's item."""
+Shown = Sequence[int] | None
+"""Columns that a terminal has room for; None: all, (): the table is the page's alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +27,20 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table; the first column has names.
-
-    Attributes:
-        note: small print below it, on a page.
-        shown: columns that a terminal has room for; None: all. Without any, it is the page's alone.
-    """
+    """A table; the first column has names. ``note``: small print below it, on a page."""
 
     headings: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
-    shown: Sequence[int] | None = None
+    shown: Shown = None
 
     @classmethod
-    def of(cls, items: Iterable[tuple], columns: Columns, *more: Any) -> Grid:
-        """A row for each item, of whose parts cells are made; ``more``: the other fields."""
-        return cls([*columns], [[make(*one) for make in columns.values()] for one in items], *more)
+    def of(
+        cls, items: Iterable[tuple], columns: Columns, note: str = "", shown: Shown = None
+    ) -> Grid:
+        """A row for each item, of whose parts cells are made."""
+        rows = [[make(*item) for make in columns.values()] for item in items]
+        return cls([*columns], rows, note, shown)
 
 
 @dataclass(frozen=True, slots=True)

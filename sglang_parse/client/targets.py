@@ -37,13 +37,14 @@ from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import ENV_VAR, SimulatedAcceptance
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Models:
     """What is served, and the flags that all servers share.
 
     Attributes:
         eagle3: folder with an EAGLE-3 head for the target, for the servers with it.
-        question: PARSE's question file; None asks the built-in one.
+        question: PARSE's question file; "" asks the built-in one.
+        flags: of SGLang, for every server.
         parse_flags: more flags for the servers with PARSE.
         standalone_steps, eagle3_steps: draft tokens per verification.
         judge: folder with a verdict head for the target, in place of the question.
@@ -51,21 +52,21 @@ class Models:
 
     target: str
     draft: str
-    eagle3: str | None = None
-    question: str | None = None
-    common: tuple[str, ...] = COMMON_FLAGS
+    eagle3: str = ""
+    question: str = ""
+    flags: tuple[str, ...] = COMMON_FLAGS
     parse_flags: tuple[str, ...] = ()
     standalone_steps: int = 4
     eagle3_steps: int = 4
-    judge: str | None = None
+    judge: str = ""
 
     def check_local(self) -> None:
         """A path that is not there is no hub name."""
         folders = {"--target": self.target, "--draft": self.draft, "--eagle3": self.eagle3}
         check_there({**folders, "--question": self.question, "--judge": self.judge})
         for flag, path in folders.items():
-            looks_local = path is not None and (path.startswith(("/", ".")) or Path(path).exists())
-            if looks_local and not (Path(path or "") / "config.json").is_file():
+            looks_local = path and (path.startswith(("/", ".")) or Path(path).exists())
+            if looks_local and not (Path(path) / "config.json").is_file():
                 raise BenchError(f"{flag} is {path!r}, which holds no model (no config.json)")
         if self.judge:
             try:
@@ -111,7 +112,7 @@ def _server_spec(models: Models, name: str) -> ServerSpec:
     flags = ("--model-path", model, *_speculative_flags(models, kind))
     stock = {"SGLANG_SIMULATE_ACC_LEN": value, "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
     simulated = (stock if kind in STOCK else {ENV_VAR: value}) if value else {}
-    return ServerSpec(name, flags, common=models.common, environment=(*simulated.items(),))
+    return ServerSpec(name, flags, common=models.flags, environment=(*simulated.items(),))
 
 
 def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
@@ -145,7 +146,7 @@ def _steps(num_steps: int) -> tuple[str, ...]:
 
 
 def _head(models: Models) -> str:
-    if models.eagle3 is None:
+    if not models.eagle3:
         raise BenchError(
             "servers with EAGLE-3 need a head for the target; fix: give --eagle3 its folder, or "
             "leave them out with --servers"
@@ -158,7 +159,7 @@ def _judge_flags(models: Models, kind: str) -> tuple[str, ...]:
         return parse_settings(verification="token")
     if kind == PARSE_LIKELIHOOD:
         return parse_settings(judge=LIKELIHOOD)
-    if kind == PARSE_HEAD and models.judge is None:
+    if kind == PARSE_HEAD and not models.judge:
         raise BenchError(
             f"a server {PARSE_HEAD} needs a verdict head for the target; fix: give --judge its "
             "folder (sglang-parse train-judge), or leave the server out with --servers"

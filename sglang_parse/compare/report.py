@@ -34,6 +34,7 @@ from sglang_parse.client.sections import (
     Part,
     Plot,
     Sections,
+    Shown,
     Text,
     filled,
     with_interval,
@@ -182,7 +183,7 @@ def _known(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def _by_load(figures: Comparison, columns: Columns, *more: Any) -> Grid:
+def _by_load(figures: Comparison, columns: Columns, note: str, shown: Shown = None) -> Grid:
     """A row for each server and concurrency, at the servers' own thresholds."""
     rows = [
         [one.variant.label, f"{speed.concurrency}", *cells]
@@ -191,7 +192,7 @@ def _by_load(figures: Comparison, columns: Columns, *more: Any) -> Grid:
         for speed in one.speeds
         if any(cells := [make(speed) for make in columns.values()])
     ]
-    return Grid(["", "at a time", *columns], rows, *more)
+    return Grid(["", "at a time", *columns], rows, note, shown)
 
 
 def _speedup(figures: Comparison, facts: dict[str, Any]) -> Grid:
@@ -202,7 +203,7 @@ def _speedup(figures: Comparison, facts: dict[str, Any]) -> Grid:
     return _by_load(figures, {"tokens/s": _range, **over}, note)
 
 
-def _latency(figures: Comparison, shown: Sequence[int] | None) -> Grid:
+def _latency(figures: Comparison, shown: Shown) -> Grid:
     def of(speed: SpeedAt, kind: str, places: int) -> Cell:
         return "/".join(f"{speed.latency_ms[kind][p]:.{places}f}" for p in PERCENTILES)
 

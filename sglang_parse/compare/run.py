@@ -10,7 +10,6 @@ import argparse
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     preset = getattr(arguments, "command", "compare")
     count = max(settings.problems, settings.num_timed, settings.warmup)
     task = make_assignment(settings.task_file, settings.grader, count, settings.max_tokens)
-    specs = server_specs(settings.models, settings.own_servers)
+    specs = server_specs(settings, settings.own_servers)
     if specs:
         # What is started here is on disk, and so is its tokenizer: no server waits for a network.
         os.environ.update(ENVIRONMENT)
@@ -126,16 +125,19 @@ class Runner:
                 timed = BenchRun(variant, run, concurrency, runs[0].seconds, tuple(answers))
                 self._timed[variant].append(graded(timed, load.problems, self._task.grade))
         if has_parse(endpoint.name) and settings.traced:
-            indices = settings.indices(run, 1, len(self._task.items))[: settings.traced]
+            items = self._task.items
+            indices = settings.indices(run, 1, len(items))[: settings.traced]
             for variant in settings.graded_variants(endpoint.name):
-                self._measured.traced.append(self._ask(endpoint, variant, indices, run))
+                traced = ask(endpoint, items, indices, variant, run, asking=self._asking)
+                self._measured.traced.append(traced)
 
     def _warm_up(self, endpoint: Endpoint) -> None:
         """A server's first answers are its slowest; PARSE measures stage costs by them."""
         is_warm = self._warm.get(endpoint.name) is endpoint
         count = 1 if is_warm else self._settings.warmup
         at_once = max(self._settings.concurrencies)
-        self._ask(endpoint, Variant(endpoint.name), self._first(count), concurrency=at_once)
+        problems = self._first(count)
+        ask(endpoint, self._task.items, problems, concurrency=at_once, asking=self._asking)
         self._warm[endpoint.name] = endpoint
 
     def _first(self, count: int) -> Sequence[int]:
@@ -144,17 +146,18 @@ class Runner:
     def _grade(self, names: Sequence[str]) -> None:
         """Several servers answer at the same time."""
         self._log(f"graded answers: {', '.join(map(title_of, names))}")
+        items, at_once = self._task.items, MAX_RUNNING_REQUESTS
 
         def answer(endpoint: Endpoint) -> list[BenchRun]:
             return [
-                self._ask(endpoint, variant, self._first(count), run, MAX_RUNNING_REQUESTS)
+                ask(endpoint, items, self._first(count), variant, run, at_once, asking=self._asking)
                 for variant, run, count in self._graded(endpoint.name)
             ]
 
         with self._pool.awake(*names) as endpoints:
             found = run_together([partial(answer, one) for one in endpoints], len(names))
         for one in (run for runs in found for run in runs):
-            self._measured.graded.append(graded(one, self._task.items, self._task.grade))
+            self._measured.graded.append(graded(one, items, self._task.grade))
 
     def _graded(self, server: str) -> list[tuple[Variant, int, int]]:
         """(Variant, run, number of problems); the baseline answers twice, for the noise."""
@@ -163,25 +166,6 @@ class Runner:
         twice = settings.noise and server == settings.baseline
         found = [(own, run, settings.problems) for run in range(2 if twice else 1)]
         return [*found, *((variant, 0, settings.sweep_problems) for variant in others)]
-
-    def _ask(
-        self,
-        endpoint: Endpoint,
-        variant: Variant,
-        indices: Sequence[int],
-        run: int = -1,
-        concurrency: int = 1,
-    ) -> BenchRun:
-        asking = replace(self._asking, custom_params=variant.custom_params)
-        return ask(
-            endpoint,
-            self._task.items,
-            indices,
-            variant=variant,
-            run=run,
-            concurrency=concurrency,
-            asking=asking,
-        )
 
     @cached_property
     def _asking(self) -> Asking:

@@ -26,7 +26,6 @@ from sglang_parse.client.records import (
     kind_of,
 )
 from sglang_parse.client.servers import Remote
-from sglang_parse.client.targets import Models
 from sglang_parse.tasks.settings import TaskSettings, load, model, task
 
 DEMO_SERVER_BYTES = 2.6 * 2**30
@@ -79,7 +78,7 @@ class CompareSettings(TaskSettings):
     """
 
     eagle3: str = model(partial(short_path, "eagle3"), "'' for none")
-    judge: str | None = model(
+    judge: str = model(
         None,
         "verdict head of the servers with PARSE, a folder (default: the demo pair's for its "
         "target, else ''); '' asks --question",
@@ -153,18 +152,8 @@ class CompareSettings(TaskSettings):
             sweep_problems=min(found.sweep_problems, found.problems),
         )
         if settings.own_servers:
-            settings.models.check_local()
+            settings.check_local()
         return settings
-
-    @property
-    def models(self) -> Models:
-        return replace(
-            super().models,
-            eagle3=self.eagle3 or None,
-            standalone_steps=self.standalone_steps,
-            eagle3_steps=self.eagle3_steps,
-            judge=self.judge or None,
-        )
 
     @property
     def own_servers(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""``sglang-parse explain``: loads answers with traces, prints a table of each and writes the page."""
+"""``sglang-parse explain``: loads answers with traces, prints a table of each, writes the page."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class LimitSettings(Flags):
         target, draft = self.target.write_model(folder), self.draft.write_model(folder, **mask)
         models = Models(
             *(str(target), str(draft), str(self.target.write_eagle3(folder))),
-            common=self._common(),
+            flags=self._common(),
             parse_flags=(*parse_settings(**self.of_parse), *self.parse_flags),
             standalone_steps=STEPS,
             eagle3_steps=STEPS,

@@ -26,7 +26,7 @@ FIXED_LENGTH = parse_settings(draft_tokens=ParseConfig().draft_tokens)
 
 
 @dataclass(frozen=True)
-class TaskSettings(Flags):
+class TaskSettings(Models, Flags):
     """The models, how they are served, and the problems; each field is the flag of its name."""
 
     target: str = model(partial(short_path, "target"), "path or name")
@@ -45,15 +45,6 @@ class TaskSettings(Flags):
     )
     grader: str = task("", "command that grades the answers to --task-file; see the docs")
     max_tokens: int | None = task(None, "per answer (default: the task's)", type=at_least(1))
-
-    @property
-    def models(self) -> Models:
-        return Models(
-            *(self.target, self.draft),
-            question=self.question or None,
-            common=self.flags,
-            parse_flags=self.parse_flags,
-        )
 
 
 @dataclass(frozen=True)
@@ -96,3 +87,8 @@ class GradedSettings(TaskSettings):
             return []
         self.models.check_local()
         return server_specs(self.models, (PARSE,))
+
+    @property
+    def models(self) -> Models:
+        """Of the server that is started."""
+        return self

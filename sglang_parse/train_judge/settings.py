@@ -72,9 +72,9 @@ class TrainJudgeSettings(GradedSettings):
     @property
     def models(self) -> Models:
         """The models, whose server sends hidden states; ``--parse-flags`` come last."""
-        models, layers = super().models, ",".join(map(str, self.layers))
+        layers = ",".join(map(str, self.layers))
         own = parse_settings(hidden_layers=layers, max_prefixes=MAX_PREFIXES, segment="line")
-        return replace(models, parse_flags=(*own, *FIXED_LENGTH, *models.parse_flags))
+        return replace(self, parse_flags=(*own, *FIXED_LENGTH, *self.parse_flags))
 
     def why_first_drafts_alone(self, task: Assignment) -> str:
         """Why no later drafts train the head; empty if they do."""

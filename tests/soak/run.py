@@ -141,7 +141,7 @@ def _specs(arguments: argparse.Namespace, endpoint_port: int) -> list[ServerSpec
     """The plain server, then PARSE. Raises: BenchError, where the pair is missing."""
     running = ("--max-running-requests", str(arguments.concurrency))
     common = (*COMMON_FLAGS, *running, "--random-seed", str(arguments.seed))
-    models = replace(pair_models(arguments.pair), common=common)
+    models = replace(pair_models(arguments.pair), flags=common)
     more = {
         # Stock SGLang's overlap schedule applies penalties one step late; PARSE's does not.
         PLAIN: ("--disable-overlap-schedule",),

@@ -62,7 +62,7 @@ def test_presets():
 
 
 def judge_flags(found: CompareSettings, kind: str) -> tuple[str, ...]:
-    (spec,) = server_specs(found.models, (kind,))
+    (spec,) = server_specs(found, (kind,))
     return spec.flags[-2:]
 
 
@@ -101,7 +101,7 @@ def test_servers_that_run_are_taken_alone_unless_others_are_named():
 def test_a_server_for_each_simulated_acceptance():
     found = settings("--servers", "plain,parse@0.3,parse@1", preset="load")
     assert len(found.loads("parse@1")) == 3 * 4
-    specs = server_specs(found.models, found.own_servers)
+    specs = server_specs(found, found.own_servers)
     assert [dict(spec.environment).get(ENV_VAR) for spec in specs] == [None, "0.3", "1"]
     assert title_of("parse@0.3") == "PARSE, 30% accepted"
     assert title_of("parse@every:32:7") == "PARSE, a refusal every 32 tokens"
