@@ -72,7 +72,8 @@ def ask(
     asking: Asking = Asking(),  # noqa: B008 - frozen
     on_answer: Callable[[], None] = lambda: None,
 ) -> BenchRun:
-    """Sends ``items[i] for i in indices``; scores are not filled in.
+    """Sends ``items[i] for i in indices``, timed from the first request to the last answer; scores
+    are not filled in.
 
     Args:
         server: awake; with PARSE, it is an error where it serves an answer without.
@@ -88,27 +89,16 @@ def ask(
         base_url=url, api_key="none", max_retries=0, timeout=asking.limit_s
     ) as client:
         calls = [partial(_ask, client, server, i, items[i], asking) for i in indices]
-        bench_run = timed(calls, variant, run, concurrency, on_answer)
-    for found in bench_run.answers if has_parse(server.name) else ():
+        started = time.perf_counter()
+        answers = run_together(calls, concurrency, on_answer)
+        seconds = time.perf_counter() - started
+    for found in answers if has_parse(server.name) else ():
         if found.parse.get("mode") != "parse":
             raise BenchError(
                 f"{title_of(server.name)} did not serve problem {found.problem} with PARSE: "
                 f"meta_info['parse'] is {found.parse!r}"
             )
-    return bench_run
-
-
-def timed(
-    calls: Sequence[Callable[[], Answer]],
-    variant: Variant,
-    run: int,
-    concurrency: int,
-    on_answer: Callable[[], None] = lambda: None,
-) -> BenchRun:
-    """Times calls as one run, from the first request to the last answer."""
-    started = time.perf_counter()
-    answers = run_together(calls, concurrency, on_answer)
-    return BenchRun(variant, run, concurrency, time.perf_counter() - started, tuple(answers))
+    return BenchRun(variant, run, concurrency, seconds, tuple(answers))
 
 
 def graded(bench_run: BenchRun, items: Sequence[Item], grade: Grader) -> BenchRun:

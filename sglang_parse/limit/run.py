@@ -10,19 +10,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 
-import httpx
 import psutil
 import torch
 from rich.console import Console
 
-from sglang_parse.client.ask import LONG_LIMIT_S, timed
+from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, write_json
-from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant, has_parse
+from sglang_parse.client.records import BenchError, BenchRun, Item, has_parse
 from sglang_parse.client.servers import Endpoint, ServerSpec
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
@@ -30,10 +27,9 @@ from sglang_parse.limit.figures import content, speeds, table
 from sglang_parse.limit.settings import LimitSettings
 
 WARM_UP = -1
-"""The run that is not timed: a server's first requests are its slowest."""
+"""The run that is not timed: a server's first requests are its slowest, and the adaptive policy
+decides after a window of drafts."""
 MIN_REQUESTS = 2
-ADAPTIVE_WARM_UP = 1 + DEFAULTS.window
-"""Requests: the adaptive policy decides after a window of drafts."""
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -75,65 +71,39 @@ def _measure(
         for spec in specs:
             try:
                 with pool.awake(spec.name) as (server,):
-                    yield spec.name, _send(Sender(server, spec, settings), settings, log)
+                    yield spec.name, _send(server, spec, settings, log)
             except BenchError as error:
                 yield spec.name, error
 
 
-def _send(sender: Sender, settings: LimitSettings, log: ProgressLog) -> list[BenchRun]:
+def _send(
+    server: Endpoint, spec: ServerSpec, settings: LimitSettings, log: ProgressLog
+) -> list[BenchRun]:
+    """All runs of one server: random prompts, which differ from request to request."""
+    numbers, words = random.Random(0), range(3, settings.target.vocab_size)
+    asking = Asking(max_tokens=settings.max_new_tokens, limit_s=LONG_LIMIT_S)
+    least = 1 + DEFAULTS.window if settings.drafting == "auto" and has_parse(server.name) else 1
     found: list[BenchRun] = []
     for concurrency in settings.concurrencies:
-        sender.send(WARM_UP, concurrency)
-        timed = [sender.send(run, concurrency) for run in range(settings.runs)]
-        rates = ", ".join(f"{run.tokens_per_s:.1f}" for run in timed)
-        log(f"  {sender.endpoint.name}, {concurrency} at a time: {rates} tokens/s")
-        found += timed
+        for run in range(WARM_UP, settings.runs):
+            count = max(least if run == WARM_UP else MIN_REQUESTS, concurrency)
+            prompts = [numbers.choices(words, k=settings.input_len) for _ in range(count)]
+            requests = [{"input_ids": prompt, "ignore_eos": True} for prompt in prompts]
+            items = [Item("", "", None, request=request) for request in requests]
+            done = ask(server, items, range(count), None, run, concurrency, asking=asking)
+            _check(done, settings, is_simulated=SIMULATE in dict(spec.environment))
+            found += [done] if run != WARM_UP else []
+        rates = ", ".join(f"{run.tokens_per_s:.1f}" for run in found[-settings.runs :])
+        log(f"  {server.name}, {concurrency} at a time: {rates} tokens/s")
     return found
 
 
-class Sender:
-    """Sends loads to one server; the prompts differ from request to request."""
-
-    def __init__(self, endpoint: Endpoint, spec: ServerSpec, settings: LimitSettings) -> None:
-        self.endpoint, self.settings = endpoint, settings
-        self._is_simulated = SIMULATE in dict(spec.environment)
-        self._rng = random.Random(0)
-
-    def send(self, run: int, concurrency: int) -> BenchRun:
-        """Sends so many requests at once; at a warm-up more, one after another."""
-        settings, words = self.settings, range(3, self.settings.target.vocab_size)
-        least = MIN_REQUESTS
-        if run == WARM_UP:
-            is_adaptive = settings.drafting == "auto" and has_parse(self.endpoint.name)
-            least = ADAPTIVE_WARM_UP if is_adaptive else 1
-        prompts = [
-            self._rng.choices(words, k=settings.input_len) for _ in range(max(least, concurrency))
-        ]
-        limits = httpx.Limits(max_connections=None)
-        with httpx.Client(timeout=LONG_LIMIT_S, limits=limits) as client:
-            calls = [partial(self._ask, client, i, prompt) for i, prompt in enumerate(prompts)]
-            return timed(calls, Variant(self.endpoint.name), run, concurrency)
-
-    def _ask(self, client: httpx.Client, index: int, prompt: Sequence[int]) -> Answer:
-        name, wanted = self.endpoint.name, self.settings.max_new_tokens
-        params = {"temperature": 0, "max_new_tokens": wanted, "ignore_eos": True}
-        body = {"input_ids": prompt, "sampling_params": params}
-        started = time.perf_counter()
-        try:
-            response = client.post(f"{self.endpoint.url}/generate", json=body).raise_for_status()
-        except httpx.HTTPError as error:
-            self.endpoint.check_alive()  # a dead server raises with its log
-            raise BenchError(f"a request to {name} failed: {error!r}") from error
-        wall_ms = 1e3 * (time.perf_counter() - started)
-        meta = response.json()["meta_info"]
-        if meta["completion_tokens"] != wanted:
-            raise BenchError(f"{name} generated {meta['completion_tokens']} tokens")
-        answer = Answer(index, "", wanted, wall_ms, meta)
-        if self._is_simulated and not (
-            answer.parse["mode"] == "parse" and "simulated" in answer.parse
-        ):
+def _check(done: BenchRun, settings: LimitSettings, *, is_simulated: bool) -> None:
+    for answer in done.answers:
+        if answer.output_tokens != settings.max_new_tokens:
+            raise BenchError(f"{done.variant.server} generated {answer.output_tokens} tokens")
+        if is_simulated and "simulated" not in answer.parse:
             raise BenchError(
-                f"{name} should serve with PARSE and simulate acceptance, its meta_info['parse'] "
-                f"is {answer.parse!r}"
+                f"{done.variant.server} should simulate acceptance, its meta_info['parse'] is "
+                f"{answer.parse!r}"
             )
-        return answer
