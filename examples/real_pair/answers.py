@@ -68,9 +68,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def answer_of(server: Remote, job: Job, max_tokens: int) -> dict[str, Any]:
-    params = {"parse": job.options} if job.options else None
     asking = Asking(
-        max_tokens=max_tokens, custom_params=params, limit_s=4 * LONG_LIMIT_S, wants_tokens=True
+        max_tokens=max_tokens, parse=job.options or {}, limit_s=4 * LONG_LIMIT_S, wants_tokens=True
     )
     (answer,) = ask(server, [job.item], [0], asking=asking).answers
     return {

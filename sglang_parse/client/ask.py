@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,22 +41,21 @@ class Asking:
     Attributes:
         limit_s: a request that takes longer has failed.
         wants_tokens: whether answers come with token ids.
-        options_of: index of an item -> more keys of its request's ``custom_params["parse"]``.
+        parse: ``custom_params["parse"]`` of the requests.
+        options_of: index of an item -> more keys of its own.
     """
 
     model: str = MODEL_NAME
     max_tokens: int = MAX_TOKENS
     temperature: float = 0.0
-    custom_params: Mapping[str, Any] | None = None
+    parse: Mapping[str, Any] = field(default_factory=dict)
     limit_s: float = REQUEST_LIMIT_S
     wants_tokens: bool = False
     options_of: Callable[[int], Mapping[str, Any]] | None = None
 
     def extra_body(self, index: int) -> dict[str, Any]:
-        params = dict(self.custom_params or {})
-        if self.options_of:
-            params["parse"] = {**params.get("parse", {}), **self.options_of(index)}
-        custom = {"custom_params": params} if params else {}
+        options = {**self.parse, **(self.options_of(index) if self.options_of else {})}
+        custom = {"custom_params": {"parse": options}} if options else {}
         tokens = {"return_token_ids": True} if self.wants_tokens else {}
         return {"return_meta_info": True, **custom, **tokens}
 
@@ -81,8 +80,7 @@ def ask(
         on_answer: called after each answer, from any thread.
     """
     variant = variant or Variant(server.name)
-    params = {**(asking.custom_params or {}), **variant.custom_params}
-    asking = replace(asking, custom_params=params)
+    asking = replace(asking, parse={**asking.parse, **variant.parse})
     # A client per run: servers close connections while they are suspended. Failures are reported.
     url = f"{server.url}/v1"
     with openai.OpenAI(
@@ -119,7 +117,7 @@ def trace_answers(
     asking = Asking(
         model=model,
         max_tokens=max_tokens,
-        custom_params={"parse": {**(options or {}), "trace": True}},
+        parse={**(options or {}), "trace": True},
         wants_tokens=True,
     )
     answers = ask(server, items, range(len(items)), asking=asking, on_answer=on_answer).answers

@@ -118,8 +118,9 @@ class Variant:
     group: str = ALL
 
     @property
-    def custom_params(self) -> dict[str, Any]:
-        return {} if self.threshold is None else {"parse": {"threshold": self.threshold}}
+    def parse(self) -> dict[str, Any]:
+        """``custom_params["parse"]`` of its requests."""
+        return {} if self.threshold is None else {"threshold": self.threshold}
 
     @property
     def label(self) -> str:

@@ -40,7 +40,6 @@ from sglang_parse.telemetry.metrics import METRICS, PREFIX
 
 PROGRAM = "sglang.bench_serving"
 PRELOADED = ("sglang_parse.compare.preload",)
-PARSE_OFF = {"parse": {"enabled": False}}
 _PROCESSES = multiprocessing.get_context("forkserver")
 STAGE_SECONDS, PASSES, ROWS = "stage_seconds_total", "verify_passes_total", "verify_rows_total"
 _LABELS = {metric.name: metric.label for metric in METRICS}
@@ -84,7 +83,7 @@ def write_requests(path: Path, load: Load) -> None:
     """The load in ``bench_serving``'s dataset format ``openai``, one JSON line a request."""
     lines = []
     for index, problem in enumerate(load.problems):
-        custom = PARSE_OFF if load.is_off(index) else load.variant.custom_params
+        parse = {"enabled": False} if load.is_off(index) else load.variant.parse
         request = {
             **problem.request,
             "messages": [{"role": "user", "content": problem.text}],
@@ -92,7 +91,7 @@ def write_requests(path: Path, load: Load) -> None:
             "temperature": load.asking.temperature,
             "ignore_eos": False,
             "stream_options": {"include_usage": True},  # tokens as the server counts them
-            **({"custom_params": custom} if custom else {}),
+            **({"custom_params": {"parse": parse}} if parse else {}),
         }
         lines.append(json.dumps(request) + "\n")
     path.write_text("".join(lines), encoding="utf-8")

@@ -144,7 +144,7 @@ class Served(Evidence):
         asking = Asking(
             model=MODEL,
             max_tokens=max_tokens,
-            custom_params={"parse": options},
+            parse=options,
             limit_s=min(REQUEST_LIMIT_S, max(1.0, self._left_s)),
         )
         (answer,) = ask(self.server, items, [number], asking=asking).answers

@@ -92,7 +92,7 @@ class Collector:
         asking = Asking(
             model=self.settings.model_name,
             max_tokens=max_tokens,
-            custom_params={"parse": options},
+            parse=options,
             limit_s=LONG_LIMIT_S,
             **asking_more,
         )

@@ -501,7 +501,7 @@ class Answering:
         monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
 
     def ask(self, _server: Any, _items: Any, indices: list[int], *, asking: Any) -> BenchRun:
-        options = asking.custom_params["parse"]
+        options = asking.parse
         self.asked.append(options)
         took = self.seconds * asking.max_tokens / served.MIN_TOKENS
         self.now += took

@@ -35,7 +35,7 @@ class Server:
 
     def ask(self, server, items, indices, *, concurrency, asking, on_answer) -> BenchRun:
         del items
-        parse = asking.custom_params["parse"]
+        parse = asking.parse
         answers = []
         for index in indices:
             self.asked.append((server.name, index, parse))
