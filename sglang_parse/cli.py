@@ -43,7 +43,7 @@ COMMANDS = (
         "real shapes without weights: PARSE versus stock SGLang at simulated acceptance",
         "Starts the plain target, stock EAGLE3 and STANDALONE at an accept length, and PARSE at "
         "several simulated acceptances, and measures them: results.json after each.",
-        "limit",
+        "bench",
     ),
     Command(
         "roofline",

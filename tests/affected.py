@@ -45,6 +45,7 @@ AFFECTED = {
     "sglang_parse/client/*": f"{PROGRAMS} explain_page compare_page",
     "sglang_parse/tasks/*": "calibrate train_judge compare",
     "sglang_parse/compare/*": "compare load compare_page documents",
+    "sglang_parse/bench/*": "documents",
     "sglang_parse/limit/*": "documents",
     "sglang_parse/models/*": "documents",
     "sglang_parse/roofline/*": "documents",

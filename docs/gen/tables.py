@@ -20,6 +20,7 @@ from typing import Any
 
 import griffe
 
+from sglang_parse.bench.settings import SETTINGS
 from sglang_parse.client.records import STAGES
 from sglang_parse.core import config
 from sglang_parse.core.block import ONE_TOKEN
@@ -28,7 +29,6 @@ from sglang_parse.core.question import SHORT, QuestionWording, built_in_question
 from sglang_parse.core.setting import settings_of
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
-from sglang_parse.limit import figures as limit
 from sglang_parse.roofline.run import BLOCKS, Workload, speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.startup import families as startup_families
@@ -41,14 +41,8 @@ KINDS = griffe.DocstringSectionKind
 # Keys of results files that are no field of a record -> meaning.
 BENCH_KEYS = {
     **dict.fromkeys(
-        (f"conditions.{name}" for name in ("date", "seconds", "machine", "versions", "notes")),
-        "conditions of the run",
+        (f"conditions.{name}" for name in ("target", "draft", *SETTINGS)), "from the command line"
     ),
-    **dict.fromkeys(
-        (f"conditions.{name}" for name in ("target", "draft", *limit.SETTINGS)),
-        "from the command line",
-    ),
-    "conditions.servers": "each server's command line",
     "conditions.environment": "environment variables, by server",
     "conditions.failed": "server that failed -> why",
 }
@@ -245,12 +239,8 @@ def _question_order(name: str) -> tuple[int, str]:
 
 
 def bench_keys() -> str:
-    """Keys of ``sglang-parse bench``'s results.json."""
-    texts = {
-        **BENCH_KEYS,
-        **under("speeds", "limit.figures.ServerSpeed"),
-    }
-    return table(("key", "meaning"), rows_of(texts))
+    """Keys of ``sglang-parse bench``'s results.json that compare's has not, or means otherwise."""
+    return table(("key", "meaning"), rows_of(BENCH_KEYS))
 
 
 def compare_keys() -> str:

@@ -68,9 +68,10 @@ class Pool:
             list(threads.map(lambda server: server.stop(self._stop_limit_s), servers))
 
     def start_all(self) -> None:
-        ports = free_ports(len(self._specs))
+        """Those that do not run yet."""
+        missing = [spec for name, spec in self._specs.items() if name not in self._alive]
         starting: deque[Server] = deque()
-        for spec, port in zip(self._specs.values(), ports, strict=True):
+        for spec, port in zip(missing, free_ports(len(missing)), strict=True):
             if len(starting) == STARTS_AT_ONCE:
                 _settle(starting.popleft())
             starting.append(self._start(spec, port))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
+from typing import Any
 
 from sglang_parse.client.records import (
-    LATENCIES,
     PERCENTILES,
     STAGES,
     Answer,
@@ -39,6 +39,10 @@ class Measured:
     serving: list[ServingRun] = field(default_factory=list)
     traced: list[BenchRun] = field(default_factory=list)
     graded: list[BenchRun] = field(default_factory=list)
+
+    def drop(self, server: str) -> None:
+        self.serving[:] = [run for run in self.serving if run.variant.server != server]
+        self.traced[:] = [run for run in self.traced if run.variant.server != server]
 
     def graded_run(self, variant: Variant, run: int = 0) -> BenchRun | None:
         found = (one for one in self.graded if (one.variant, one.run) == (variant, run))
@@ -113,6 +117,7 @@ class WhereTimeGoes:
         rounds_per_request: drafts verified per request.
         limit: speedup if nothing but drafting, verification and the target's tokens took time;
             null without the plain target.
+        per_request: number of ``meta_info["parse"]`` -> its mean.
     """
 
     ms_per_request: dict[str, float]
@@ -120,6 +125,7 @@ class WhereTimeGoes:
     matched_fraction: float
     rounds_per_request: float
     limit: float | None
+    per_request: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +226,7 @@ def _speed_at(
         over={name: Spread.of(ratios) for name, ratios in over.items() if ratios},
         latency_ms={
             kind: {p: median(run.latency_ms[kind][p] for run in mine) for p in PERCENTILES}
-            for kind in LATENCIES
+            for kind in mine[0].latency_ms
         },
         stages={s: median(stages.get(s, 0.0) for stages in known) for s in STAGES if known},
         rows_per_pass=_median(run.rows_per_pass for run in mine),
@@ -264,4 +270,12 @@ def _where_time_goes(
         matched_fraction=median(run.per_token("matched_tokens") for run in traced),
         rounds_per_request=per_request("rounds"),
         limit=_median(limit_of(*costs_of(run, t)) for run, t in known),
+        per_request=_means([answer.parse for run in traced for answer in run.answers]),
     )
+
+
+def _means(counters: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Of the numbers that all answers have."""
+    first = counters[0] if counters else {}
+    names = [n for n in first if all(isinstance(one.get(n), int | float) for one in counters)]
+    return {name: fmean(one[name] for one in counters) for name in names}

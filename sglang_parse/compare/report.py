@@ -207,13 +207,15 @@ def _latency(figures: Comparison, shown: Shown) -> Grid:
     def of(speed: SpeedAt, kind: str, places: int) -> Cell:
         return "/".join(f"{speed.latency_ms[kind][p]:.{places}f}" for p in PERCENTILES)
 
+    known = {kind for one in figures.variants for speed in one.speeds for kind in speed.latency_ms}
     small = f"{'/'.join(PERCENTILES)}, ms"
     columns: Columns = {
         (title, small): partial(of, kind=kind, places=places)
         for kind, (title, places) in LATENCIES.items()
+        if kind in known
     }
     note = (
-        "By bench_serving, streaming. PARSE's tokens arrive in chunks, a whole accepted draft at a "
+        "By bench_serving. PARSE's tokens arrive in chunks, a whole accepted draft at a "
         "time: inter-token latency is the time between two chunks."
     )
     return _by_load(figures, columns, note, shown)

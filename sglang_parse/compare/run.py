@@ -70,8 +70,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         measured = runner.measure()
         traced = runner.traced_answer() if preset == "demo" else None
     figures = make_comparison(measured, settings.servers, settings.baseline)
-    command = command_of(runner.load(Variant(settings.baseline), 0, settings.concurrencies[0]))
-    facts = conditions(settings, specs, task.title, command, log.seconds)
+    facts = conditions(settings, specs, task.title, runner.command, log.seconds)
     file, content = settings.output / "results.json", results(figures, measured, facts)
     publish(console, file, content, TITLE, sections(figures, facts, preset == "load"))
     if traced is not None:
@@ -84,31 +83,43 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 class Runner:
+    """Measures servers of a pool: what it sends them, in which order. ``measured`` is filled."""
+
     def __init__(
-        self, settings: CompareSettings, task: Assignment, pool: Pool, log: ProgressLog
+        self,
+        settings: CompareSettings,
+        task: Assignment,
+        pool: Pool,
+        log: ProgressLog,
+        measured: Measured | None = None,
     ) -> None:
         self._settings, self._task, self._pool, self._log = settings, task, pool, log
-        self._measured = Measured()
+        self.measured = measured or Measured()
         self._warm: dict[str, Endpoint] = {}
         self._timed: dict[Variant, list[BenchRun]] = defaultdict(list)
 
     def measure(self) -> Measured:
+        """Servers take turns, and then answer problems that are graded."""
         settings = self._settings
         for run in range(settings.runs):
-            if run == 0 or settings.fresh:
+            if settings.fresh:
                 self._pool.stop()
-                if len(settings.own_servers) <= settings.max_alive:
-                    self._pool.start_all()  # several at once; else each when its turn comes
+            if len(settings.own_servers) <= settings.max_alive:
+                self._pool.start_all()  # several at once; else each when its turn comes
             for server in settings.order(run):
-                self._log(f"run {run + 1} of {settings.runs}: {title_of(server)}")
-                with self._pool.awake(server) as (endpoint,):
-                    self._turn(endpoint, run)
+                self.turn(server, run)
         if settings.problems:
             for first in range(0, len(settings.servers), settings.max_alive):
                 self._grade(settings.servers[first : first + settings.max_alive])
         else:
-            self._measured.graded.extend(map(_joined, self._timed.values()))
-        return self._measured
+            self.measured.graded.extend(map(_joined, self._timed.values()))
+        return self.measured
+
+    def turn(self, server: str, run: int) -> None:
+        """One run of a server, at all its loads."""
+        self._log(f"run {run + 1} of {self._settings.runs}: {title_of(server)}")
+        with self._pool.awake(server) as (endpoint,):
+            self._turn(endpoint, run)
 
     def _turn(self, endpoint: Endpoint, run: int) -> None:
         settings = self._settings
@@ -117,7 +128,7 @@ class Runner:
             load = self.load(variant, run, concurrency)
             runs, answers = bench(endpoint, load, settings.output / "bench_serving")
             for found in runs:
-                self._measured.serving.append(found)
+                self.measured.serving.append(found)
                 at = f"{found.variant.label}, {concurrency} at a time"
                 self._log(f"  {at}: {found.tokens_per_s:.0f} tokens/s")
             # Of a mixed load the groups have different problems.
@@ -129,16 +140,25 @@ class Runner:
             indices = settings.indices(run, 1, len(items))[: settings.traced]
             for variant in settings.graded_variants(endpoint.name):
                 traced = ask(endpoint, items, indices, variant, run, asking=self._asking)
-                self._measured.traced.append(traced)
+                self.measured.traced.append(traced)
 
     def _warm_up(self, endpoint: Endpoint) -> None:
         """A server's first answers are its slowest; PARSE measures stage costs by them."""
-        is_warm = self._warm.get(endpoint.name) is endpoint
-        count = 1 if is_warm else self._settings.warmup
-        at_once = max(self._settings.concurrencies)
-        problems = self._first(count)
-        ask(endpoint, self._task.items, problems, concurrency=at_once, asking=self._asking)
+        for count, at_once in self._warm_ups(endpoint):
+            problems = self._first(count)
+            ask(endpoint, self._task.items, problems, concurrency=at_once, asking=self._asking)
         self._warm[endpoint.name] = endpoint
+
+    def _warm_ups(self, endpoint: Endpoint) -> list[tuple[int, int]]:
+        """Requests, and how many of them at a time."""
+        settings, (*_, most) = self._settings, self._settings.concurrencies
+        if self._warm.get(endpoint.name) is endpoint:
+            return [(1, most)]
+        if settings.has_text:
+            return [(settings.warmup, most)]
+        # On a GPU each load has kernels of its own; runs may be too few for PARSE to adapt to it.
+        least = settings.warmup if has_parse(endpoint.name) else 1
+        return [(max(least, at_once), at_once) for at_once in settings.concurrencies]
 
     def _first(self, count: int) -> Sequence[int]:
         return range(min(count, len(self._task.items)))
@@ -157,7 +177,7 @@ class Runner:
         with self._pool.awake(*names) as endpoints:
             found = run_together([partial(answer, one) for one in endpoints], len(names))
         for one in (run for runs in found for run in runs):
-            self._measured.graded.append(graded(one, items, self._task.grade))
+            self.measured.graded.append(graded(one, items, self._task.grade))
 
     def _graded(self, server: str) -> list[tuple[Variant, int, int]]:
         """(Variant, run, number of problems); the baseline answers twice, for the noise."""
@@ -172,6 +192,12 @@ class Runner:
         name, most = self._settings.model_name, self._task.max_tokens
         return Asking(model=name, max_tokens=most, limit_s=LONG_LIMIT_S)
 
+    @property
+    def command(self) -> str:
+        """Of ``bench_serving``, as a reader could give it."""
+        settings = self._settings
+        return command_of(self.load(Variant(settings.baseline), 0, settings.concurrencies[0]))
+
     def load(self, variant: Variant, run: int, concurrency: int) -> Load:
         settings = self._settings
         indices = settings.indices(run, concurrency, len(self._task.items))
@@ -184,6 +210,7 @@ class Runner:
             max_tokens=[self._max_tokens(problem) for problem in problems],
             tokenizer=settings.tokenizer,
             asking=self._asking,
+            streams=settings.has_text,
         )
 
     def _max_tokens(self, item: Item) -> int:
@@ -191,7 +218,7 @@ class Runner:
         them would decide if they were not as short as right ones."""
         most = self._task.max_tokens
         is_simulated = any("@" in server for server in self._settings.servers)
-        if not is_simulated or self._settings.task_file:
+        if not is_simulated or self._settings.task_file or not self._settings.has_text:
             return most
         right = tokenizer_of(self._settings.tokenizer).encode(item.reference.solution)
         return min(most, len(right.ids) + 1)
@@ -202,7 +229,7 @@ class Runner:
         Right answers come first (the target corrected them), then those of few rounds, which are
         easy to follow.
         """
-        runs = (run for run in self._measured.traced if run.variant == Variant(PARSE))
+        runs = (run for run in self.measured.traced if run.variant == Variant(PARSE))
         items, grade = self._task.items, self._task.grade
         own = [answer for run in runs for answer in graded(run, items, grade).answers]
         if not own:

@@ -27,6 +27,7 @@ from sglang_parse.client.ask import Asking
 from sglang_parse.client.records import (
     ALL,
     DRAFTING,
+    LATENCIES,
     PERCENTILES,
     SWITCHED_OFF,
     Answer,
@@ -56,6 +57,7 @@ class Load:
     max_tokens: Sequence[int]
     tokenizer: str
     asking: Asking
+    streams: bool = True
 
     @property
     def stem(self) -> str:
@@ -85,12 +87,13 @@ def write_requests(path: Path, load: Load) -> None:
     for index, problem in enumerate(load.problems):
         parse = {"enabled": False} if load.is_off(index) else load.variant.parse
         request = {
+            "ignore_eos": False,
             **problem.request,
             "messages": [{"role": "user", "content": problem.text}],
             "max_tokens": load.max_tokens[index],
             "temperature": load.asking.temperature,
-            "ignore_eos": False,
-            "stream_options": {"include_usage": True},  # tokens as the server counts them
+            # Tokens as the server counts them.
+            **({"stream_options": {"include_usage": True}} if load.streams else {}),
             **({"custom_params": {"parse": parse}} if parse else {}),
         }
         lines.append(json.dumps(request) + "\n")
@@ -105,6 +108,7 @@ def flags(url: str, load: Load, requests: Path, output: Path) -> list[str]:
         *("--dataset-name", "openai", "--dataset-path", str(requests)),
         *("--num-prompts", str(len(load.problems)), "--max-concurrency", str(load.concurrency)),
         *("--warmup-requests", "0", "--flush-cache", "--disable-tqdm"),
+        *(() if load.streams else ("--disable-stream",)),
         *("--output-details", "--output-file", str(output)),
     ]
 
@@ -199,7 +203,7 @@ def read_result(
                 seconds=seconds,
                 tokens_per_s=output_tokens / seconds,
                 requests_per_s=len(indices) / seconds,
-                latency_ms=_latency_ms(result, indices),
+                latency_ms=_latency_ms(result, indices, LATENCIES if load.streams else ("e2e",)),
                 accept_length=result["accept_length"] if variant.group == ALL else None,
                 stages={stage: value / seconds for stage, value in spent.items()},
                 rows_per_pass=growth[ROWS, ""] / passes if passes else None,
@@ -219,7 +223,9 @@ def _e2e_s(result: Mapping[str, Any]) -> list[float]:
     return [ttft + sum(itls) for ttft, itls in zip(result["ttfts"], result["itls"], strict=True)]
 
 
-def _latency_ms(result: Mapping[str, Any], indices: Sequence[int]) -> dict[str, dict[str, float]]:
+def _latency_ms(
+    result: Mapping[str, Any], indices: Sequence[int], kinds: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """Percentiles over the requests; ``bench_serving``'s own divide the time between two chunks by
     the tokens of the second, which hides that nothing came for a while."""
     ttfts, itls, lens = result["ttfts"], result["itls"], result["output_lens"]
@@ -232,6 +238,8 @@ def _latency_ms(result: Mapping[str, Any], indices: Sequence[int]) -> dict[str, 
         "e2e": [e2e_s[i] for i in indices],
     }
     return {
-        kind: {p: 1e3 * float(np.percentile(some or [0.0], int(p[1:]))) for p in PERCENTILES}
-        for kind, some in values.items()
+        kind: {
+            p: 1e3 * float(np.percentile(values[kind] or [0.0], int(p[1:]))) for p in PERCENTILES
+        }
+        for kind in kinds
     }

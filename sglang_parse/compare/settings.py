@@ -73,6 +73,7 @@ class CompareSettings(TaskSettings):
 
     Attributes:
         servers: names, in the order of the page; ``remotes`` are those of them that run already.
+        has_text: False of models without weights, whose answers are not streamed.
         waves: requests per place at higher concurrencies, at least: the beginning and the end of a
             closed loop are the smaller part. The demo has less, to take no more than ten minutes.
     """
@@ -131,6 +132,7 @@ class CompareSettings(TaskSettings):
     output: Path = load(Path("build/compare"), "folder", type=Path)
     problems: int = task(200, "graded per server; 0 grades the timed answers", type=at_least(0))
     sweep_problems: int = task(50, "per threshold", type=at_least(1))
+    has_text: bool = True
     noise: bool = task(True, "grade the plain target twice", action=argparse.BooleanOptionalAction)
 
     @classmethod

@@ -27,16 +27,16 @@ def test_sglang_takes_every_server_at_real_shapes(
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.server_args import prepare_server_args
 
+    from sglang_parse.bench.settings import BenchSettings, add_arguments
     from sglang_parse.core.block import Masks, lookahead_rows
     from sglang_parse.core.config import ENV_VAR, ParseConfig
-    from sglang_parse.limit.settings import LimitSettings, add_arguments
 
     monkeypatch.setenv(ENV_VAR, "")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     names = "plain,draft,eagle3@3,standalone@3,parse-eagle3@0.5,parse-head@every:32"
     words = (*words, "--servers", names, "--block-tokens", "4.9", "--output", str(tmp_path))
-    settings = LimitSettings.read(parser.parse_args(words))
+    settings = BenchSettings.read(parser.parse_args(words))
     specs = {spec.name: spec for spec in settings.specs()}
     for spec in specs.values():
         for name, value in spec.environment:

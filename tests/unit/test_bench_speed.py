@@ -7,8 +7,6 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,21 @@ import pytest
 from goals import goals_of
 from rich.console import Console
 
-from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
+from sglang_parse.bench import run as run_module
+from sglang_parse.bench.run import random_task
+from sglang_parse.bench.run import run as run_bench
+from sglang_parse.bench.settings import BenchSettings, add_arguments
+from sglang_parse.client.records import Answer, BenchError, BenchRun, ServingRun, Variant
+from sglang_parse.compare.figures import Measured, make_comparison
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.simulation import BLOCK_ENV_VAR
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
-from sglang_parse.limit import run as run_module
-from sglang_parse.limit.figures import ServerSpeed, speeds
-from sglang_parse.limit.run import run as run_bench
-from sglang_parse.limit.settings import LimitSettings, add_arguments
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[2]
+LENGTH = 50
 TINY = ("--device", "cpu", "--target", "tiny_target", "--draft", "tiny_draft")
 
 
@@ -38,8 +38,8 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def settings(*words: str) -> LimitSettings:
-    return LimitSettings.read(parsed(*words))
+def settings(*words: str) -> BenchSettings:
+    return BenchSettings.read(parsed(*words))
 
 
 @pytest.mark.parametrize(
@@ -125,66 +125,92 @@ def test_the_commands_of_a_lease():
         assert asked.servers[:2] == ("plain", "eagle3@3")
 
 
-def bench_run(server: str, run: int, seconds: float, **meta: Any) -> BenchRun:
-    """Two requests at a time with 50 output tokens each."""
-    answer = Answer(0, "", 50, 4000.0, meta)
-    return BenchRun(Variant(server), run, 2, seconds, (answer,) * 2)
-
-
-def bench_runs(server: str) -> list[BenchRun]:
-    """Plain 10 tokens/s, EAGLE3 16, PARSE 20."""
+def add_runs(measured: Measured, server: str) -> None:
+    """Two at a time, and one answer alone: plain 10 tokens/s, EAGLE3 16, PARSE 20."""
     counters = {"mode": "parse", "rounds": 3, "accepted_tokens": 25, "matched_tokens": 5}
-    counters |= {"draft_ms": 1000, "verify_ms": 500}
-    seconds, meta = {
-        "plain": (9, {}),
-        "eagle3@3": (5.25, {"spec_accept_length": 3.0}),
-    }.get(server, (4, {"parse": [counters]}))
-    # The median run is late by 1 s.
-    return [bench_run(server, run, seconds + late, **meta) for run, late in enumerate((0, 5, 1))]
+    counters |= {"draft_ms": 1000, "verify_ms": 500, "prefill_ms": 9, "decode_ms": 99}
+    counters |= {"simulated": 1.0} if server != "parse@0" else {}
+    rate = {"plain": 10.0, "eagle3@3": 16.0}.get(server, 20.0)
+    length = 3.0 if server == "eagle3@3" else None
+    for run, late in enumerate((1, 0.5, 0.9)):  # the median is 0.9
+        for concurrency in (1, 2):
+            numbers = (
+                2,
+                2 * LENGTH,
+                1.0,
+                late * rate,
+                1.0,
+                {"e2e": {"p50": 1, "p90": 1, "p99": 1}},
+            )
+            measured.serving.append(ServingRun(Variant(server), run, concurrency, *numbers, length))
+        if server.startswith("parse"):
+            answers = (Answer(0, "", 50, 4000.0, {"parse": [counters]}),)
+            measured.traced.append(BenchRun(Variant(server), run, 1, 1.0, answers))
 
 
 def test_figures_by_hand():
-    runs = [run for name in ("plain", "eagle3@3", "parse@0.5") for run in bench_runs(name)]
-    plain, eagle3, parse = speeds(runs)
-    assert (plain.server, plain.tokens_per_s, plain.limit) == ("plain", 10, None)
-    assert (eagle3.over, eagle3.per_request) == ({"plain": 1.6}, {"spec_accept_length": 3})
-    assert (parse.tokens_per_s, parse.over) == (20, {"plain": 2, "eagle3@3": 1.25})
-    # Drafting takes 0.2 of the plain target's 100 ms per token, verification 0.1; 0.6 are drafted.
-    assert parse.limit == pytest.approx(1 / (0.2 + 0.1 + 0.4))
-    assert parse.per_request["rounds"] == 3
-    assert "mode" not in parse.per_request
-    (alone,) = speeds(bench_runs("parse@0.5"))
-    assert (alone.over, alone.limit) == ({}, None)
+    measured, names = Measured(), ("plain", "eagle3@3", "parse@0.5")
+    for name in names:
+        add_runs(measured, name)
+    plain, eagle3, parse = make_comparison(measured, names, "plain").variants
+    assert (plain.speeds[1].tokens_per_s.median, plain.time) == (9, None)
+    assert (eagle3.speeds[1].over["plain"].median, eagle3.accept_length) == (1.6, 3)
+    over = {name: spread.median for name, spread in parse.speeds[1].over.items()}
+    assert over == {"plain": 2, "eagle3@3": 1.25}
+    # Drafting takes 20 ms per token, verification 10; 0.6 of the tokens are drafted. The plain
+    # target takes 100 ms, 200 and 111.
+    assert parse.time.limit == pytest.approx(1 / (0.18 + 0.09 + 0.4))
+    assert parse.time.per_request["rounds"] == 3
+    assert "mode" not in parse.time.per_request
+
+
+def test_requests_are_random_and_of_one_length():
+    found = settings(*TINY, "--input-len", "5", "--output-len", "9", "--concurrency", "1,4")
+    task = random_task(found)
+    prompts = [item.request["input_ids"] for item in task.items]
+    assert len({*map(tuple, prompts)}) == len(prompts) == found.compared.num_timed == 3 * (2 + 4)
+    assert {len(prompt) for prompt in prompts} == {5}
+    assert all(item.request["ignore_eos"] for item in task.items)
+    assert task.max_tokens == 10
 
 
 def test_a_server_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each is in results.json before the next one is measured."""
     path, seen = tmp_path / "results.json", []
 
-    def measure(specs: list, *_: Any) -> Iterator[tuple[str, Any]]:
-        for spec in specs:
-            is_broken = spec.name == "eagle3@3"
-            yield spec.name, BenchError("no such module") if is_broken else bench_runs(spec.name)
+    def turn(runner: Any, server: str, number: int) -> None:
+        del number
+        if path.exists():
             content = json.loads(path.read_text())
-            seen.append([row["server"] for row in content["speeds"]])
-            assert content["conditions"]["failed"] == (
-                {"eagle3@3": "no such module"} if len(seen) > 1 else {}
-            )
+            seen.append([one["server"] for one in content["variants"]])
+        if server == "eagle3@3":
+            raise BenchError("no such module")
+        add_runs(runner.measured, server)
 
-    monkeypatch.setattr(run_module, "_measure", measure)
-    words = (*TINY, "--servers", "plain,eagle3@3,parse@1", "--output", str(tmp_path))
+    monkeypatch.setattr(run_module.Pool, "start_all", lambda _: None)
+    monkeypatch.setattr(run_module.Runner, "turn", turn)
+    words = (*TINY, "--servers", "plain,eagle3@3,parse@0,parse@1", "--runs", "1")
+    words = (*words, "--output-len", str(LENGTH - 1), "--output", str(tmp_path))
     assert run_bench(parsed(*words), Console(quiet=True)) == 1
-    assert seen == [["plain"], ["plain"], ["plain", "parse@1"]]
+    assert seen == [["plain"], ["plain"], ["plain"]]
+    content = json.loads(path.read_text())
+    assert [one["server"] for one in content["variants"]] == ["plain", "parse@1"]
+    failed = content["conditions"]["failed"]
+    assert failed["eagle3@3"] == "no such module"
+    assert failed["parse@0"].startswith("acceptance is not simulated")
+    words = (*words, "--output-len", "7")
+    assert run_bench(parsed(*words), Console(quiet=True)) == 1
+    failed = json.loads(path.read_text())["conditions"]["failed"]
+    assert failed["plain"] == f"2 answers have {2 * LENGTH} tokens"
 
 
 def test_goals():
-    over = {"plain": 6.9, "eagle3@3": 1.6}
-    rows = [
-        asdict(ServerSpeed(server, concurrency, 1.0, over, None, {}))
-        for server in ("plain", "parse@1", "parse@every:32")
-        for concurrency in (1, 8, 16)
-    ]
-    found = {goal.name: goal.is_reached for goal in goals_of({"speeds": rows})}
+    over = {"plain": {"median": 6.9}, "eagle3@3": {"median": 1.6}}
+    speeds = [{"concurrency": concurrency, "over": over} for concurrency in (1, 8, 16)]
+    names = ("plain", "parse@1", "parse@every:32")
+    variants = [{"server": server, "speeds": speeds} for server in names]
+    results = {"conditions": {"failed": {}}, "variants": variants}
+    found = {goal.name: goal.is_reached for goal in goals_of(results)}
     assert found == {
         "parse@1 over plain at 1": False,
         "parse@1 over eagle3@3 at 16": False,

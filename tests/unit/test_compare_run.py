@@ -86,7 +86,7 @@ def test_a_run_is_graded_in_the_order_of_its_problems(server: Remote):
 
 
 def test_fields_of_a_request(server: Remote):
-    asking = Asking("my-model", 77, 0.5, {"parse": {"threshold": 0.9}})
+    asking = Asking("my-model", 77, 0.5, {"threshold": 0.9})
     (answer,) = ask(server, PROBLEMS, [1], asking=asking).answers
     asked = answer.meta["asked"]
     assert (asked["model"], asked["max_tokens"], asked["temperature"]) == ("my-model", 77, 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,22 @@ from sglang_parse.client.records import (
     kind_of,
 )
 from sglang_parse.client.servers import MODEL_NAME, ServerSpec
-from sglang_parse.client.targets import Models, check_server, parse_settings, server_specs
+from sglang_parse.client.targets import check_server, parse_settings, server_specs
+from sglang_parse.compare.settings import CompareSettings
 from sglang_parse.core.block import USUAL_BLOCK, Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.judge import LIKELIHOOD
+from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import BLOCK_ENV_VAR, block_tokens
 from sglang_parse.limit.shape import Shape, shape_names
 
 KINDS = tuple(kind for kind in TITLES if kind not in (PARSE_QUESTION, PARSE_TOKEN))
+MIN_REQUESTS = 2
+SETTINGS = (
+    *("device", "attention_backend", "dtype", "input_len", "output_len"),
+    *("draft_len", "block_tokens", "drafting"),
+)
 STEPS = 3
 """Draft tokens per verification of the stock servers."""
 BACKENDS = {"cuda": "flashinfer", "cpu": "torch_native"}
@@ -41,7 +49,7 @@ _NAMES = ", ".join(shape_names())
 
 
 @dataclass(frozen=True)
-class LimitSettings(Flags):
+class BenchSettings(Flags):
     target: Shape = option("qwen3_32b", f"{_NAMES}, or a folder", read=Shape.read)
     draft: Shape = option("qwen3_0_6b", "likewise", read=Shape.read)
     device: str = option("cuda", choices=sorted(BACKENDS))
@@ -83,7 +91,7 @@ class LimitSettings(Flags):
     output: Path = option(Path("build/bench-gpu"), "folder of the results and logs", type=Path)
 
     @classmethod
-    def read(cls, arguments: argparse.Namespace) -> LimitSettings:
+    def read(cls, arguments: argparse.Namespace) -> BenchSettings:
         found = super().read(arguments)
         settings = replace(
             found,
@@ -128,6 +136,12 @@ class LimitSettings(Flags):
         return int(available // needed)
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """For a reader of the results."""
+        shapes = {"target": self.target.name, "draft": self.draft.name}
+        return shapes | {name: getattr(self, name) for name in SETTINGS}
+
+    @property
     def max_new_tokens(self) -> int:
         return 1 + self.output_len
 
@@ -144,27 +158,47 @@ class LimitSettings(Flags):
         length = self.input_len + self.max_new_tokens
         return self.concurrencies[-1] * (length + self.rows + block + 64)
 
-    def specs(self) -> list[ServerSpec]:
-        """Returns all servers, and writes their models."""
+    @cached_property
+    def compared(self) -> CompareSettings:
+        """The comparison of these servers, one by one; writes their models."""
         folder = self.output / "models"
         mask = {"pard_token": self.draft.vocab_size - 1} if self.block_tokens else {}
         target, draft = self.target.write_model(folder), self.draft.write_model(folder, **mask)
-        models = Models(
-            *(str(target), str(draft), str(self.target.write_eagle3(folder))),
+        return CompareSettings(
+            target=str(target),
+            draft=str(draft),
+            eagle3=str(self.target.write_eagle3(folder)),
+            judge=str(self.target.write_judge(folder, target, draft)),
+            tokenizer=str(target),
             flags=self._common(),
             parse_flags=(*parse_settings(**self.of_parse), *self.parse_flags),
             standalone_steps=STEPS,
             eagle3_steps=STEPS,
-            judge=LIKELIHOOD,
+            servers=self.servers,
+            remotes={},
+            concurrencies=self.concurrencies,
+            thresholds=(),
+            runs=self.runs,
+            requests=MIN_REQUESTS,
+            waves=1,
+            # The adaptive policy decides after a window of drafts.
+            warmup=1 + DEFAULTS.window if self.drafting == "auto" else 1,
+            traced=MIN_REQUESTS,
+            problems=0,
+            noise=False,
+            output=self.output,
+            has_text=False,
         )
-        head = str(self.target.write_judge(folder, target, draft))
+
+    def specs(self) -> list[ServerSpec]:
         compiled = {} if self.device == "cpu" else COMPILED
         block = {BLOCK_ENV_VAR: f"{self.block_tokens:g}"} if self.block_tokens else {}
         more = (*compiled.items(), *block.items())
         found = []
         for name in self.servers:
-            judge = head if kind_of(name) == PARSE_HEAD else LIKELIHOOD
-            (spec,) = server_specs(replace(models, judge=judge), (name,))
+            is_head = kind_of(name) == PARSE_HEAD
+            models = self.compared if is_head else replace(self.compared, judge=LIKELIHOOD)
+            (spec,) = server_specs(models, (name,))
             found.append(replace(spec, environment=(*spec.environment, *more)))
         return found
 
@@ -189,4 +223,4 @@ class LimitSettings(Flags):
         return tuple(str(16 * -(-count * self.rows // 16)) for count in counts)
 
 
-add_arguments = LimitSettings.add_arguments
+add_arguments = BenchSettings.add_arguments
