@@ -89,9 +89,8 @@ def check(measured: Measured, spec: ServerSpec, settings: BenchSettings) -> None
 def random_task(settings: BenchSettings) -> Assignment:
     """Prompts that differ from request to request; nothing grades what comes back."""
     numbers, words = random.Random(0), range(3, settings.target.vocab_size)
-    prompts = [
-        numbers.choices(words, k=settings.input_len) for _ in range(settings.compared.num_timed)
-    ]
+    count = max(settings.compared.num_timed, settings.compared.warmup)
+    prompts = [numbers.choices(words, k=settings.input_len) for _ in range(count)]
     requests = [{"input_ids": prompt, "ignore_eos": True} for prompt in prompts]
     items = [Item(str(n), "random", None, request=request) for n, request in enumerate(requests)]
     title = f"{settings.input_len} random tokens, answers of {settings.max_new_tokens}"

@@ -236,12 +236,10 @@ def risk_plot(figures: Calibration, alpha: float) -> go.Figure:
     title = "first drafts with an accepted error, %"
     plot = _make_plot(thresholds, "threshold, logit scale", title)
     for colour, (selection, rows) in zip(COLOURS, figures.selections.items(), strict=True):
-        _add(
-            *(plot, selection, colour, [(row.threshold, row.error_rate) for row in rows]),
-            mode="lines+markers",
-            symbol=["circle" if row.certified else "circle-open" for row in rows],
-            text=[f"threshold {row.threshold:g}, accepted {row.accept_ratio:.1%}" for row in rows],
-        )
+        points = [(row.threshold, row.error_rate) for row in rows]
+        marks = ["circle" if row.certified else "circle-open" for row in rows]
+        texts = [f"threshold {row.threshold:g}, accepted {row.accept_ratio:.1%}" for row in rows]
+        _add(plot, selection, colour, points, mode="lines+markers", symbol=marks, text=texts)
     plot.add_hline(y=100 * alpha, line={"color": PALETTE["grey"], "dash": "dash"})
     return plot
 

@@ -305,13 +305,12 @@ def num_matched(record: TraceRecord) -> int:
 
 def _accepted_at(record: TraceRecord) -> Iterator[tuple[float, int]]:
     """By the round's selection rule; the accepted length changes at verdicts only."""
-    rule, verdicts = record["selection"], record["verdicts"]
+    rule, verdicts, ends = record["selection"], record["verdicts"], record["prefix_ends"]
+    refused_at = strict["place"] if (strict := record.get("strict")) else None
     if rule is None:
         return
     for threshold in sorted({*verdicts, 2.0}):
         found = select(
-            *(verdicts, record["prefix_ends"], threshold, rule),
-            is_finished=record["finished"],
-            refused_at=strict["place"] if (strict := record.get("strict")) else None,
+            verdicts, ends, threshold, rule, is_finished=record["finished"], refused_at=refused_at
         )
         yield threshold, found.accepted_len

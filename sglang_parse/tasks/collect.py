@@ -96,12 +96,9 @@ class Collector:
             limit_s=LONG_LIMIT_S,
             **asking_more,
         )
-        return ask(
-            *(server, items or self.task.items, indices),
-            concurrency=self.settings.concurrency,
-            asking=asking,
-            on_answer=on_answer,
-        ).answers
+        items, at_once = items or self.task.items, self.settings.concurrency
+        run = ask(server, items, indices, concurrency=at_once, asking=asking, on_answer=on_answer)
+        return run.answers
 
     @cached_property
     def served(self) -> tuple[Fingerprint, float]:
@@ -263,12 +260,10 @@ def open_collector(
     os.environ.update(ENVIRONMENT if specs else {})
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.tokenizer)
     as_is = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    remotes, logs = {PARSE: settings.remote} if settings.remote else {}, settings.output / "logs"
+    say = lambda name: log(f"start {TITLES[name]}")  # noqa: E731
     with (
-        Pool(
-            *(specs, settings.output / "logs"),
-            remotes={PARSE: settings.remote} if settings.remote else None,
-            on_start=lambda name: log(f"start {TITLES[name]}"),
-        ) as pool,
+        Pool(specs, logs, remotes=remotes, on_start=say) as pool,
         pool.awake(PARSE) as (endpoint,),
         make_progress(console) as progress,
     ):

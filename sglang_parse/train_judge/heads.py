@@ -125,12 +125,8 @@ class Features:
         coefficients[used] = model.coef_[0] / self._scaler.scale_[used]
         bias = float(model.intercept_[0]) - float(coefficients @ self._scaler.mean_)
         weights = coefficients[:-2].reshape(self._parts, width)[:, columns]
-        return HeadWeights(
-            *(candidate.pooling, weights.astype(np.float32)),
-            scalars=coefficients[-2:].astype(np.float32),
-            bias=bias,
-            columns=columns,
-        )
+        scalars = coefficients[-2:].astype(np.float32)
+        return HeadWeights(candidate.pooling, weights.astype(np.float32), scalars, bias, columns)
 
     def mean_drafts(self, size: float) -> int:
         """Drafts that train a fold's head, on average."""

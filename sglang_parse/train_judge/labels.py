@@ -131,13 +131,9 @@ def _continued(
             messages = item.messages or ({"role": "user", "content": item.text},)
             prefix = {"role": "assistant", "content": text}
             items[number] = replace(item, messages=(*messages, prefix))
-    rests = iter(
-        collector.collect(
-            *(name, list(itertools.chain(*numbers)), None, _ended_text),
-            items=items,
-            temperature=0.0 if samples == 1 else SAMPLING_TEMPERATURE,
-        )
-    )
+    asked, heat = [*itertools.chain(*numbers)], 0.0 if samples == 1 else SAMPLING_TEMPERATURE
+    found = collector.collect(name, asked, None, _ended_text, items=items, temperature=heat)
+    rests = iter(found)
     ends = [[next(rests) for _ in own] or [""] for own in numbers]
     return [
         [None if rest is None else text + rest for rest in own]

@@ -169,6 +169,9 @@ def test_requests_are_random_and_of_one_length():
     task = random_task(found)
     prompts = [item.request["input_ids"] for item in task.items]
     assert len({*map(tuple, prompts)}) == len(prompts) == found.compared.num_timed == 3 * (2 + 4)
+    few = settings(*TINY, "--runs", "1", "--concurrency", "1")
+    assert few.compared.num_timed == 2
+    assert len(random_task(few).items) == few.compared.warmup  # all of a warm-up's differ
     assert {len(prompt) for prompt in prompts} == {5}
     assert all(item.request["ignore_eos"] for item in task.items)
     assert task.max_tokens == 10
