@@ -10,8 +10,8 @@ Transitions in one iteration:
     launch_draft       draft tokens are in flight           launch_decode   a decode token is
     add_draft          draft tokens arrive                  ask             the draft is complete
     finish_round       its verify pass has been decided     finish_decode   decode tokens arrived
-    start_draft        drafting begins, after either        start_decode    the target decodes
-    write              tokens are output
+    write              its tokens are output, after either
+    start_draft        drafting begins behind them          start_decode    the target decodes
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from sglang_parse.core.phases import (
     Stats,
     TraceRecord,
 )
-from sglang_parse.core.policy.texts import TextLength
+from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.selection import up_to_stop
 from sglang_parse.core.strict import CodeBlocks
-from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
 NAN_IN_TARGET = "NaN in the target model's logits"
@@ -46,38 +45,6 @@ NAN_CAUSE = "its weights are damaged, joined in the wrong order, or too large fo
 NAN_FIX = "load its weights again from their source, or set --dtype bfloat16 or float32"
 MAX_TRACE_BYTES = 2**27
 """Of one request's trace, as JSON; the round that exceeds it is its last one."""
-
-
-@dataclass(slots=True)
-class RequestText:
-    """A text that drafts for one request.
-
-    Attributes:
-        match: where the answer is in it.
-        length: chooses its drafts' lengths; ``cost``: the last draft's, beyond a decode step.
-        waited_ms: how long its request has waited for the next one.
-        is_complete: nothing is added to it any more.
-        ends_answer: the answer ends where it does.
-        num_unused: characters of it that were left out, because no answer can be as long.
-    """
-
-    match: TextMatch
-    length: TextLength
-    cost: float = 0.0
-    waited_ms: float = 0.0
-    is_complete: bool = True
-    ends_answer: bool = False
-    num_unused: int = 0
-
-    def count_covered(self, output_ids: Sequence[int]) -> tuple[int, int]:
-        """(tokens of the text that are in the answer, tokens that are not).
-
-        Args:
-            output_ids: all of a finished answer.
-        """
-        self.match.follow(output_ids[self.match.num_seen :])
-        covered = min(self.match.num_covered, len(output_ids), len(self.match))
-        return covered, len(self.match) - covered
 
 
 @dataclass(slots=True)
@@ -242,29 +209,6 @@ class RequestState:
     def launch_draft(self, num_tokens: int) -> None:
         """Counts draft tokens, at most, that the draft model has been launched for."""
         self.num_draft_inflight += num_tokens
-
-    def add_text(self, source: str, text: RequestText) -> None:
-        self.texts[source] = text
-
-    def replace_text(self, source: str, match: TextMatch, *, is_complete: bool = True) -> None:
-        """Another text of the same source drafts."""
-        text = self.texts[source]
-        text.match, text.is_complete, text.ends_answer = match, is_complete, False
-
-    def extend_text(
-        self,
-        source: str,
-        token_ids: Sequence[int],
-        *,
-        is_complete: bool = True,
-        ends_answer: bool = True,
-        num_unused: int = 0,
-    ) -> None:
-        """Adds tokens to a text, maybe its last ones."""
-        text = self.texts[source]
-        text.match.extend(token_ids, grows=not is_complete)
-        text.is_complete, text.num_unused = is_complete, num_unused
-        text.ends_answer = is_complete and ends_answer
 
     def wait_for_text(self, source: str) -> None:
         """The next draft is on its way."""
@@ -443,22 +387,14 @@ class RequestState:
         self.no_draft_reason = reason
         self.stats.skipped_drafts += 1
 
-    def carry_over(self, token_ids: Sequence[int], num_valid: int) -> None:
-        """Begins the next draft with the unverified end of the last one, whose draft KV is valid.
-
-        Args:
-            token_ids: draft tokens to carry over, if any.
-            num_valid: tokens after the anchor with valid draft KV, those included.
-        """
+    def carry_over(self, token_ids: Sequence[int]) -> None:
+        """Begins the next draft with ``token_ids``, the unverified end of the last one, whose draft
+        KV is valid; so is that of the output, but for its last token."""
         self.draft.token_ids.extend(token_ids)
         if token_ids and self.plan:  # at least one token more than what is drafted already
             longest = max(self.plan.draft_tokens, len(token_ids) + 1)
             self.plan = replace(self.plan, draft_tokens=longest)
-        self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + num_valid)
-
-    def set_eagle(self, eagle: object | None) -> None:
-        """What the EAGLE-3 head continues from; None until its draft extend has succeeded."""
-        self.eagle = eagle
+        self.draft_kv_len = min(self.draft_kv_len, self.committed_len + len(token_ids))
 
     def write(self, token_ids: Sequence[int]) -> None:
         """Outputs the tokens of a decode iteration."""

@@ -4,11 +4,11 @@ To follow one verify iteration, read these files in this order:
 
     worker      what SGLang's scheduler calls
     overlap     iterations in flight: plan, launch, finish in SGLang's order
-    step        one iteration: plan -> draft -> verify -> commit
+    step        one iteration: plan -> draft -> verify -> accept -> move on
     schedule    plan: the action and the KV slots of every request
     verify      the target's verify pass, and its result per request
     forward     the rows of a forward under PARSE's layout
-    commit      accepted tokens, bonus tokens, and the next phase of a request
+    commit      accepts and outputs tokens, and moves requests to their next phase
     result      the result that SGLang processes
 
 Beside them:
@@ -34,6 +34,7 @@ Beside them:
     sampling       SGLang's sampler, row by row
     timing         stage times
     broadcast      one decision for all tensor-parallel ranks
+    trace          why a round ended as it did, for requests that keep a trace
     faults         what ends a request, and what ends the server
     sglang_types   fields of SGLang's objects that PARSE relies on
 

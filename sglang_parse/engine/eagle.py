@@ -74,7 +74,7 @@ class EagleState:
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptedTokens:
+class HeadExtend:
     """Output tokens of one request.
 
     Attributes:
@@ -215,7 +215,7 @@ class EagleDecoder:
             return
         hidden = self._read(hidden)
         accepted = [
-            AcceptedTokens(result.row, emitted[result.row], self._rows_of(result, hidden))
+            HeadExtend(result.row, emitted[result.row], self._rows_of(result, hidden))
             for result in results
             if emitted[result.row] and batch.reqs[result.row].parse_state.policy.uses_eagle
         ]
@@ -223,7 +223,7 @@ class EagleDecoder:
             return
         reqs = [batch.reqs[part.row] for part in accepted]
         for req in reqs:
-            req.parse_state.set_eagle(None)  # until the forward below has succeeded
+            req.parse_state.eagle = None  # until the forward below has succeeded
         with self._guard.contain(reqs, model=EAGLE_HEAD):
             is_fixed = all(len(part.hidden) == self._chain_rows for part in accepted)
             extend = self._extend_fixed if is_fixed else self._extend_ragged
@@ -242,11 +242,11 @@ class EagleDecoder:
         return torch.nn.functional.pad(rows, (0, 0, 0, missing))
 
     def _extend_fixed(
-        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[AcceptedTokens]
+        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[HeadExtend]
     ) -> Any:
         """Covers all rows of whole proposals: the same number per request, all with slots."""
-        starts = [req.parse_state.committed_len for req in reqs]
         num_rows, lens = self._chain_rows, [len(part.token_ids) for part in accepted]
+        starts = [req.parse_state.committed_len - n for req, n in zip(reqs, lens, strict=True)]
         ids = [
             token
             for part, length in zip(accepted, lens, strict=True)
@@ -277,17 +277,20 @@ class EagleDecoder:
         return output
 
     def _extend_ragged(
-        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[AcceptedTokens]
+        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[HeadExtend]
     ) -> Any:
         """Covers the output tokens only, any number per request."""
-        starts = [req.parse_state.committed_len for req in reqs]
         lens = [len(part.token_ids) for part in accepted]
-        ends = [start + length for start, length in zip(starts, lens, strict=True)]
+        ends = [req.parse_state.committed_len for req in reqs]
+        starts = [end - length for end, length in zip(ends, lens, strict=True)]
         # The tokens at these positions; SGLang shifts them by one for the head.
         ids = [
             token
             for req, part in zip(reqs, accepted, strict=True)
-            for token in (req.parse_state.output_ids[-1], *part.token_ids[:-1])
+            for token in (
+                req.parse_state.output_ids[-len(part.token_ids) - 1],
+                *part.token_ids[:-1],
+            )
         ]
         view = select_requests(batch, [part.row for part in accepted], ends, ids)
         view.out_cache_loc = slots_of(batch, reqs, zip(starts, ends, strict=True))
@@ -312,10 +315,8 @@ class EagleDecoder:
         for i, req in enumerate(reqs):
             if req.parse_state.policy.decode_accelerator == "eagle3":
                 place = slice(i, i + 1)
-                req.parse_state.set_eagle(
-                    EagleState(
-                        output.topk_p[place], output.topk_index[place], output.hidden_states[place]
-                    )
+                req.parse_state.eagle = EagleState(
+                    output.topk_p[place], output.topk_index[place], output.hidden_states[place]
                 )
 
     def propose(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, list[int]]:

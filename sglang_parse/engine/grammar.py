@@ -192,8 +192,8 @@ def rows_of(
 
 
 def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Those of some ends of a draft, or of what is output, that do not lie inside text that the
-    grammar forces, such as a tool call's prelude: nothing is decided there.
+    """Those of some ends of a draft that do not lie inside text that the grammar forces, such as a
+    tool call's prelude: nothing is decided there.
 
     Args:
         ids: tokens after the output.
@@ -209,22 +209,34 @@ def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> l
     return [*ends]
 
 
-def forced_after(state: RequestState, new_ids: Sequence[int], limit: int) -> list[int]:
-    """``GrammarWalk.forced`` of a constrained request, after its output and ``new_ids``."""
+def ends_in_forced_text(state: RequestState) -> bool:
+    """Whether the output ends inside text that the grammar forces: no draft begins there."""
+    walk: Any = state.grammar
+    if walk is None or state.fault:
+        return False
+    with contain_request(state, ITS_GRAMMAR):
+        # As a draft's token: of output, the walk fills no rows.
+        before, last = state.output_ids[:-1], state.output_ids[-1:]
+        rows = walk.rows(before, last, len(before))
+        return all(walk.forced_token(row) is not None for row in rows)
+    return False
+
+
+def forced_after(state: RequestState, limit: int) -> list[int]:
+    """``GrammarWalk.forced`` of a constrained request, after its output."""
     walk: Any = state.grammar
     if not state.fault:
         with contain_request(state, ITS_GRAMMAR):
-            return walk.forced(state.output_ids, new_ids, len(state.output_ids), limit)
+            return walk.forced(state.output_ids, (), len(state.output_ids), limit)
     return []
 
 
-def num_allowed(req: Req, ids: Sequence[int], new_ids: Sequence[int] = ()) -> int:
+def num_allowed(req: Req, ids: Sequence[int]) -> int:
     """Leading tokens of a draft from elsewhere that the request's grammar allows, if it has one,
-    after its output and ``new_ids``."""
+    after its output."""
     if not is_constrained(req):
         return len(ids)
-    output_ids = req.parse_state.output_ids
-    rows = rows_of(req.parse_state, output_ids, [*new_ids, *ids])[len(new_ids) :]
+    rows = rows_of(req.parse_state, req.parse_state.output_ids, ids)
     refused = (k for k, token in enumerate(ids) if not _allows(rows[k], token))
     return next(refused, len(ids))
 

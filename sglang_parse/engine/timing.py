@@ -161,16 +161,17 @@ class StageTimer:
         reqs: Sequence[Req],
         forward: TargetForward,
         results: Sequence[TargetResult],
-        num_decoded: int,
+        tokens: Sequence[Sequence[int]],
     ) -> None:
         """A target forward, charged to its requests by their rows.
 
         Args:
             head: what an EAGLE-3 head proposed before it, and read after it.
-            num_decoded: tokens that decode rows and proposals output.
+            tokens: per request of ``reqs`` its output tokens.
         """
         states = [reqs[result.row].parse_state for result in results]
-        num_decoding = sum(result.action is not Action.VERIFY for result in results)
+        decoded = [tokens[x.row] for x in results if x.action is not Action.VERIFY]
+        num_decoding, num_decoded = len(decoded), sum(map(len, decoded))
         head_stage = "draft" if any(result.is_chain for result in results) else "decode"
 
         def charge(ms: float) -> None:

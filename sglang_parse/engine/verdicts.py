@@ -29,7 +29,7 @@ from sglang_parse.core.selection import (
 from sglang_parse.core.strict import Refusal, find_refusal
 from sglang_parse.engine.grammar import free_ends
 from sglang_parse.engine.heads import Head
-from sglang_parse.engine.requests import draft_completes_answer, is_greedy
+from sglang_parse.engine.requests import completes_answer, is_greedy
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.telemetry.drift import DriftWatch
 
@@ -104,7 +104,7 @@ class Judge:
         all_ends = prefix_ends(
             pieces,
             self.segments.rule,
-            finished=draft_completes_answer(req),
+            finished=completes_answer(req, state.num_drafted),
             max_prefixes=len(pieces),
         )
         all_ends = free_ends(state, draft.token_ids, all_ends)

@@ -54,7 +54,8 @@ class TargetResult:
         logprobs: [num_tokens] each token row's ``logprobs.Record``, if ``asks_logprobs``.
         answers: [num_answers] verdict and mass: p(accept) / (p(accept) + p(reject)), and
             p(accept) + p(reject).
-        hidden: [num_rows, width] its captured hidden states, if a trace needs them.
+        hidden: [num_rows, width] its captured hidden states, if ``keeps_hidden``: a trace needs
+            them.
         fault: why the other results are meaningless: the target's logits held a NaN, or its
             adjusted ones nothing finite.
     """
@@ -72,6 +73,7 @@ class TargetResult:
     asks_logprobs: bool = False
     logprobs: Sequence[Record] = ()
     answers: Sequence[tuple[float, float]] = ()
+    keeps_hidden: bool = False
     hidden: torch.Tensor | None = None
     fault: str = ""
 
@@ -164,6 +166,7 @@ class TargetForward:
         for result in results:
             req = reqs[result.row]
             result.asks_logprobs = req.return_logprob
+            result.keeps_hidden = hidden is not None and req.parse_state.policy.keep_hidden_states
             is_proposed = result.action is Action.EAGLE_DECODE
             result.is_chain = is_proposed and req.parse_state.waits_for_chain
         self._records = HostCopy(torch.cat([*records])) if records else None
@@ -175,7 +178,11 @@ class TargetForward:
             if result.asks_logprobs:
                 result.logprobs = [*islice(records, result.num_tokens)]
             result.fill(start, values)
+            if result.keeps_hidden and self.hidden is not None:
+                result.hidden = self.hidden[result.hidden_rows]
             start += result.num_rows
+        for req in self.decoding if self.is_decode_only else ():
+            req.parse_state.arrive_decode()
         return self._results
 
     def last_tokens(self, reqs: Sequence[Req]) -> torch.Tensor | None:
@@ -222,6 +229,27 @@ class Verifier:
         self._scores_rows = self._captures or (judge is not None and judge.head is not None)
         self._num_values = 5 if self._scores_rows else 1 + (judge is not None)
 
+    def launch(
+        self,
+        batch: ScheduleBatch,
+        rows: Mapping[Action, Sequence[int]],
+        proposals: Mapping[int, Sequence[int]],
+        before: TargetForward | None,
+    ) -> TargetForward | None:
+        """The target's part of an iteration, if it has one.
+
+        Args:
+            rows: indices into the batch by action; ``proposals``: see ``verify``.
+            before: the forward launched last, while it is in flight.
+        """
+        decoding = rows[Action.DECODE]
+        if rows[Action.VERIFY] or rows[Action.EAGLE_DECODE]:
+            return self.verify(batch, rows[Action.VERIFY], proposals, decoding)
+        if not decoding:
+            return None
+        last_ids = before.last_tokens([batch.reqs[row] for row in decoding]) if before else None
+        return self.decode(batch, decoding, last_ids)
+
     def decode(
         self, batch: ScheduleBatch, rows: Sequence[int], last_ids: torch.Tensor | None = None
     ) -> TargetForward:
@@ -231,6 +259,8 @@ class Verifier:
             last_ids: int64 [n] their last output tokens, while only the device has them.
         """
         decoded = self.target.decode(batch, rows, last_ids)
+        for row in rows:
+            batch.reqs[row].parse_state.launch_decode()
         logits_output = decoded.logits_output
         tokens, output, records = self._sample(batch, rows, logits_output.next_token_logits)
         return TargetForward(

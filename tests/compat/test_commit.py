@@ -37,7 +37,7 @@ from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.engine import commit as commit_module
-from sglang_parse.engine.commit import Committer, trace_record
+from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.faults import NO_LOGITS
 from sglang_parse.engine.forward import verify_rows
 from sglang_parse.engine.heads import Head
@@ -47,6 +47,7 @@ from sglang_parse.engine.sources.eagle import EagleSource
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts
 from sglang_parse.engine.sources.text import TextSource
+from sglang_parse.engine.trace import trace_record
 from sglang_parse.engine.verdicts import WINDOW, Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
 from support.watched import Watched
@@ -57,6 +58,12 @@ OUTPUT = [1, 2]
 QUESTION = Question(partial_ids=(90, 91), complete_ids=(90, 92), accept_id=8, reject_id=9)
 NOT_THE_DRAFTS, STOP = 77, 0
 REJECTED = VerifyOutcome(2, 2, 0, reject_end=2, is_finished=False)
+
+
+def commit(one: Round, result: TargetResult) -> list[int]:
+    accepted = one.committer.accept(one.req, result)
+    one.committer.move_on(one.req, accepted)
+    return [*accepted.tokens]
 
 
 class Tokens:
@@ -138,9 +145,7 @@ class Round:
         result = TargetResult(0, action, len(choices), proposed=proposed)
         result.target_tokens = choices
         result.answers = [(verdict, 1.0) for verdict in verdicts]
-        tokens = list(self.committer.commit(self.req, result))
-        self.state.write(tokens)
-        return tokens
+        return commit(self, result)
 
 
 # -- who decides ------------------------------------------------------------------------
@@ -283,7 +288,7 @@ class Chain(Round):
     def __init__(self, **settings: Any) -> None:
         super().__init__([], segment="tokens:1", eagle3_path="head", **settings)
         self.state.policy = replace(self.state.policy, decode_accelerator="eagle3")
-        self.committer._resume_drafting(self.req, ())
+        self.committer._resume_drafting(self.req)
 
     def propose(
         self, proposed: list[int], choices: list[int], scores: list[list[float]] = ()
@@ -293,9 +298,7 @@ class Chain(Round):
         result = TargetResult(0, Action.EAGLE_DECODE, len(choices), proposed=proposed)
         result.target_tokens, result.is_chain = choices, True
         result.scores = [TAKES, *scores]
-        tokens = list(self.committer.commit(self.req, result))
-        self.state.write(tokens)
-        return tokens
+        return commit(self, result)
 
 
 def test_a_proposal_is_a_draft_and_the_next_one_follows():
@@ -600,7 +603,7 @@ def test_nor_more_of_its_hidden_states():
 def test_no_draft_begins_inside_forced_text(monkeypatch: pytest.MonkeyPatch):
     """Drafting resumes at the first token after which the grammar lets a draft begin."""
     one, is_free = Round([11, 12, 13, 14]), False
-    monkeypatch.setattr(commit_module, "free_ends", lambda *_: [1] if is_free else [])
+    monkeypatch.setattr(commit_module, "ends_in_forced_text", lambda _: not is_free)
     one.judge([0.1, 0.1])
     for _ in range(6):
         assert one.state.phase is Phase.DECODING
@@ -642,5 +645,5 @@ def test_a_fault_of_the_logits_is_named():
         result = TargetResult(0, Action.VERIFY, 2, num_tokens=2)
         result.fill(0, iter([[5.0], [value]]))
         assert result.fault == fault
-        assert one.committer.commit(one.req, result) == ()
+        assert commit(one, result) == []
         assert one.state.fault == fault

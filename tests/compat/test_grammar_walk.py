@@ -171,7 +171,7 @@ def test_an_error_of_the_matcher_ends_the_request(
         ask()
         assert state.fault == f"its grammar failed: {type(error).__name__}"
     assert rows_of(state, [], [b]) == [None, None]
-    assert forced_after(state, [b], 9) == []
+    assert forced_after(state, 9) == []
     assert "Accepted tokens" not in caplog.text
 
 
@@ -226,7 +226,7 @@ def test_work_is_bounded_by_the_draft(
     rng, limit = random.Random(1), 16
     for _ in range(40):
         for _ in range(2):
-            drafted = forced_after(state, [], limit)
+            drafted = forced_after(state, limit)
             assert len(drafted) <= limit
             free_ends(state, drafted, [*range(1, len(drafted) + 1)])
         row = rows_of(state, state.output_ids, [])[0]

@@ -57,7 +57,7 @@ def test_only_pyproject_names_the_sglang_version():
     assert literals == []
 
 
-OWN_RECORDS = ("eagle", "grammar", "output_counts", "strict_refusals", "stats")
+OWN_RECORDS = ("eagle", "grammar", "output_counts", "strict_refusals", "stats", "texts")
 """Of a request's state, what other modules keep: how they continue, and counters."""
 STATE_WRITE = re.compile(
     rf"(?:parse_state|\bstate)\.(?!(?:{'|'.join(OWN_RECORDS)})\b)[\w.]+(?:\[.*\])? *"
@@ -104,7 +104,7 @@ def test_core_names_its_modules_that_import_pytorch():
 
 def test_the_step_is_read_at_once():
     """One iteration, plan to commit, fits on four screens."""
-    assert len((PACKAGE / "engine" / "step.py").read_text().splitlines()) <= 200
+    assert len((PACKAGE / "engine" / "step.py").read_text().splitlines()) <= 180
 
 
 def test_the_policy_keeps_its_budget():

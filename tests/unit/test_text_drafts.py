@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy, VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats, whole_segments
-from sglang_parse.core.request import RequestState, RequestText
+from sglang_parse.core.request import RequestState
+from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.text_match import MAX_MATCH, MAX_PLACES, TextMatch
 
 pytestmark = pytest.mark.unit
@@ -283,9 +284,9 @@ def test_a_given_draft_is_no_draft_models():
 
 def test_a_retraction_starts_the_text_over():
     state = RequestState(RequestPolicy(threshold=0.5))
-    state.add_text(PREDICTION, RequestText(TextMatch(), new_length(), is_complete=False))
-    state.extend_text(PREDICTION, TEXT, num_unused=3)
-    text = state.texts[PREDICTION]
+    text = RequestText(TextMatch(), new_length(), is_complete=False)
+    state.texts[PREDICTION] = text
+    text.extend(TEXT, num_unused=3)
     text.match.follow(TEXT[:4])
     state.restart(10, TEXT[:2])
     assert text.match.num_seen == 0

@@ -36,7 +36,7 @@ class EagleSource:
         self._config, self._controller, self._longest = config, controller, longest
         self._acceptance = Acceptance(controller.config.error_rate)
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:  # noqa: ARG002
+    def start(self, req: Req) -> str:
         state = req.parse_state
         if state.policy.decode_accelerator != EAGLE3:
             return BYPASSED

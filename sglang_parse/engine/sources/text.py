@@ -12,7 +12,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
-from sglang_parse.core.request import RequestText
+from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.grammar import num_allowed
@@ -62,24 +62,24 @@ class TextSource:
         """
         return RequestText(TextMatch(), TextLength(self._stats), is_complete=is_complete)
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:
-        if reason := self.follow(req, new_ids):
+    def start(self, req: Req) -> str:
+        if reason := self.follow(req):
             return reason
         state, text = req.parse_state, req.parse_state.texts[self.name]
-        match, num_written = text.match, len(state.output_ids) + len(new_ids)
-        if not match.follows and not text.length.can_lose(num_written):
+        match, num_output = text.match, len(state.output_ids)
+        if not match.follows and not text.length.can_lose(num_output):
             return f"{self.name}: it did not fit"  # a search would cost, too
-        limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
+        limit = min(self._config.draft_tokens, tokens_left(req))
         rest = self._rest(text, limit) if limit > 1 else ()
         cost = partial(self._cost, always=state.policy.always_drafts)
         ends = self._ends(text, rest, limit)
-        length = text.length.choose(match.match_len, len(rest), num_written, cost, ends)
+        length = text.length.choose(match.match_len, len(rest), num_output, cost, ends)
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
         draft_ids = [*rest[:length]]
         if self._ends_answer(text, length, len(rest), limit) and (stop := stop_id_of(req)):
             draft_ids.append(stop)
-        draft_ids = draft_ids[: num_allowed(req, draft_ids, new_ids)]
+        draft_ids = draft_ids[: num_allowed(req, draft_ids)]
         if not draft_ids:
             return f"the request's grammar refuses the {self.name}"
         text.cost = cost(length)
@@ -104,12 +104,11 @@ class TextSource:
         is_last = text.is_complete if len(rest) < limit else limit < self._config.draft_tokens
         return [*ends, len(rest)] if is_last and len(near) == len(rest) else ends
 
-    def follow(self, req: Req, new_ids: Sequence[int]) -> str:
+    def follow(self, req: Req) -> str:
         """The text's answer goes on; returns why nothing drafts, if so."""
         state = req.parse_state
         match = state.texts[self.name].match
-        num_new_seen = max(0, match.num_seen - len(state.output_ids))
-        match.follow([*state.output_ids[match.num_seen :], *new_ids[num_new_seen:]])
+        match.follow(state.output_ids[match.num_seen :])
         is_off = self._config.drafting == "never" and not state.policy.always_drafts
         return DRAFTING_OFF if is_off else ""
 
@@ -120,8 +119,7 @@ class TextSource:
 
     def receive(self, req: Req, news: News) -> None:
         """Something has become of the request's text."""
-        req.parse_state.extend_text(
-            self.name,
+        req.parse_state.texts[self.name].extend(
             news.token_ids,
             is_complete=news.is_complete,
             ends_answer=news.ends_answer,
