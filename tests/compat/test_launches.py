@@ -417,7 +417,10 @@ def test_a_head_follows_what_was_written(
         SimpleNamespace(row=0, action=action, hidden_rows=slice(0, middle)),
         SimpleNamespace(row=2, action=action, hidden_rows=slice(middle, sum(num_rows))),
     ]
-    head.draft_extend(batch, results, hidden, [(5, 6), (), (7,)])
+    emitted = [(5, 6), (), (7,)]
+    for req, tokens in zip(batch.reqs, emitted, strict=True):
+        req.parse_state.write(tokens)
+    head.draft_extend(batch, results, hidden, emitted)
     assert [forward.forward_mode.name for forward in runner.forwards] == [mode]
     first, untouched, last = (req.parse_state.eagle for req in batch.reqs)
     assert untouched is None
