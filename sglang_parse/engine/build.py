@@ -37,7 +37,7 @@ from sglang_parse.engine.sources.endpoint import EndpointSource
 from sglang_parse.engine.sources.endpoint_client import EndpointClient
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, TextEncoder
-from sglang_parse.engine.sources.text import TextSource
+from sglang_parse.engine.sources.text import TextParts, TextSource
 from sglang_parse.engine.target import TargetModel
 from sglang_parse.engine.verdicts import Judge
 from sglang_parse.engine.verify import Verifier
@@ -138,20 +138,20 @@ def _sources(
     segments = judge.segments if judge else None
     if segments is not None and segments.rule.kind == "tokens":
         segments = None
-    shared = (config, controller, incoming, segments, question_rows)
+    parts = TextParts(config, controller, incoming, segments, question_rows)
     answers = endpoint = None
     if max_answers := config.max_reused_answers:
-        answers = AnswerSource(max_answers, *shared, shares_unscoped=config.shares_unscoped)
+        answers = AnswerSource(max_answers, parts, shares_unscoped=config.shares_unscoped)
     if config.draft_url:
         codec, timeout_s = (encoder.decode, encoder.encode_after), config.draft_timeout
         client = EndpointClient(config.draft_url, *codec, timeout_s) if is_first else None
-        endpoint = EndpointSource(client, timeout_s, counters, *shared)
+        endpoint = EndpointSource(client, timeout_s, counters, parts)
     model = DraftModelSource(controller) if drafter else None
     forced = ForcedSource(config, controller)
     eagle = None
     if config.drafts_with_eagle3:
         eagle = EagleSource(config, controller, server_args.speculative_num_steps)
-    predictions = TextSource(PREDICTION, *shared)
+    predictions = TextSource(PREDICTION, parts)
     return SourceChain(predictions, answers, endpoint, model, forced, eagle, incoming)
 
 

@@ -46,7 +46,7 @@ from sglang_parse.engine.sources.draft_model import DraftModelSource
 from sglang_parse.engine.sources.eagle import EagleSource
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts
-from sglang_parse.engine.sources.text import TextSource
+from sglang_parse.engine.sources.text import TextParts, TextSource
 from sglang_parse.engine.trace import trace_record
 from sglang_parse.engine.verdicts import WINDOW, Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
@@ -87,7 +87,7 @@ class Round:
         self.controller = controller = Controller(mode="always")
         counters = Counters()
         incoming = IncomingTexts(None, counters)
-        predictions = TextSource(PREDICTION, config, controller, incoming, None, 0)
+        predictions = TextSource(PREDICTION, TextParts(config, controller, incoming))
         model, forced = DraftModelSource(controller), ForcedSource(config, controller)
         eagle = EagleSource(config, controller, 3) if config.uses_eagle3 else None
         if eagle is not None:

@@ -37,7 +37,7 @@ from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, MAX_LATE, Endpoint
 from sglang_parse.engine.sources.endpoint_client import Stream
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, News, TextEncoder
-from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextSource
+from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextParts, TextSource
 from support.watched import Watched
 
 pytestmark = pytest.mark.compat
@@ -92,15 +92,15 @@ class Server:
         self.counters = Counters()
         controller = self.controller = Controller(mode=mode)
         incoming = IncomingTexts(TextEncoder(Characters(), 1000), self.counters)
-        shared = (self.config, controller, incoming, None, 0)
+        parts = TextParts(self.config, controller, incoming)
         self.client = Client()
         answers = endpoint = None
         if self.config.max_reused_answers:
-            answers = AnswerSource(9, *shared, shares_unscoped=self.config.shares_unscoped)
+            answers = AnswerSource(9, parts, shares_unscoped=self.config.shares_unscoped)
         if self.config.draft_url:
-            endpoint = EndpointSource(self.client, 0.5, self.counters, *shared)
+            endpoint = EndpointSource(self.client, 0.5, self.counters, parts)
         source = DraftModelSource(controller) if model else None
-        predictions = TextSource(PREDICTION, *shared)
+        predictions = TextSource(PREDICTION, parts)
         forced = ForcedSource(self.config, controller)
         self.chain = SourceChain(predictions, answers, endpoint, source, forced, None, incoming)
 

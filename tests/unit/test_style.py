@@ -151,13 +151,9 @@ def test_functions_are_read_at_once():
     assert found == {LONG_KERNEL}
 
 
-SAME_NAMES = {"Question"}
-"""Classes of the package that share their name with another one, until one of them is renamed."""
-
-
 def test_no_class_has_the_name_of_another():
     names = Counter(node.name for node in package_nodes() if isinstance(node, ast.ClassDef))
-    assert {name for name, count in names.items() if count > 1} == SAME_NAMES
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_files_are_short():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_parse.core.answers import GRAM, AnswerIndex, Scope
 from sglang_parse.core.phases import ANSWERS
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.sglang_types import Req
-from sglang_parse.engine.sources.text import TextSource
+from sglang_parse.engine.sources.text import TextParts, TextSource
 
 
 class AnswerSource(TextSource):
@@ -19,11 +17,10 @@ class AnswerSource(TextSource):
     Args:
         max_answers: answers that are kept, of all scopes together.
         shares_unscoped: requests without a scope form one.
-        settings: see ``TextSource``.
     """
 
-    def __init__(self, max_answers: int, *settings: Any, shares_unscoped: bool) -> None:
-        super().__init__(ANSWERS, *settings)
+    def __init__(self, max_answers: int, parts: TextParts, *, shares_unscoped: bool) -> None:
+        super().__init__(ANSWERS, parts)
         self._index, self._shares_unscoped = AnswerIndex(max_answers), shares_unscoped
 
     def scope_of(self, req: Req) -> Scope | None:

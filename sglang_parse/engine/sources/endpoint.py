@@ -13,7 +13,6 @@ import math
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_parse.core.counters import Counters
@@ -23,9 +22,9 @@ from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import is_greedy, tokens_left
 from sglang_parse.engine.sglang_types import Req
-from sglang_parse.engine.sources.endpoint_client import EndpointClient, Question, Stream
+from sglang_parse.engine.sources.endpoint_client import DraftRequest, EndpointClient, Stream
 from sglang_parse.engine.sources.incoming import News
-from sglang_parse.engine.sources.text import TextSource
+from sglang_parse.engine.sources.text import TextParts, TextSource
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,6 @@ class EndpointSource(TextSource):
         client: asks it; None on ranks that are told by rank 0.
         timeout_s: most seconds that a request waits for text.
         counters: the process's counters.
-        settings: see ``TextSource``.
     """
 
     def __init__(
@@ -57,9 +55,9 @@ class EndpointSource(TextSource):
         client: EndpointClient | None,
         timeout_s: float,
         counters: Counters,
-        *settings: Any,
+        parts: TextParts,
     ) -> None:
-        super().__init__(ENDPOINT, *settings)
+        super().__init__(ENDPOINT, parts)
         self._client, self._timeout_s = client, timeout_s
         self._counters = counters
         self._pause = self._num_faults = self._num_late = 0
@@ -140,7 +138,7 @@ class EndpointSource(TextSource):
             return
         self.close(req)
         num_tokens = min(tokens_left(req), MAX_DRAFTS * self._config.draft_tokens)
-        question = Question(
+        question = DraftRequest(
             messages=req.parse_messages,
             prompt_ids=req.origin_input_ids,
             answer_ids=[*state.output_ids],

@@ -39,7 +39,7 @@ Encode = Callable[[str, str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DraftRequest:
     """What an endpoint is to continue.
 
     Attributes:
@@ -131,13 +131,13 @@ class EndpointClient:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="parse-drafts", daemon=True).start()
 
-    def ask(self, question: Question) -> Stream:
+    def ask(self, question: DraftRequest) -> Stream:
         """Asks for a draft; returns at once."""
         stream = Stream()
         stream.task = asyncio.run_coroutine_threadsafe(self._fill(stream, question), self._loop)
         return stream
 
-    async def _fill(self, stream: Stream, question: Question) -> None:
+    async def _fill(self, stream: Stream, question: DraftRequest) -> None:
         try:
             before = await asyncio.to_thread(self._decode, question.answer_ids)
             if NO_TEXT.search(before[-1:]):  # half a character, which no text continues
@@ -180,7 +180,7 @@ class EndpointClient:
         return ids[: matching_tokens(ids, self._encode(before, sure))]
 
     async def _parts(
-        self, question: Question, before: str
+        self, question: DraftRequest, before: str
     ) -> AsyncIterator[tuple[str, bool | None]]:
         """Yields (text, whether the answer ends there; None while it goes on)."""
         path, body = await self._request(question, before)
@@ -203,7 +203,7 @@ class EndpointClient:
                     yield text, None if reason is None else reason == "stop"
             yield "", False
 
-    async def _request(self, question: Question, before: str) -> tuple[str, dict[str, Any]]:
+    async def _request(self, question: DraftRequest, before: str) -> tuple[str, dict[str, Any]]:
         body: dict[str, Any] = {
             "model": await self._model_name(),
             "stream": True,

@@ -6,6 +6,7 @@ They need no forward of a draft model: a draft starts with the verify pass in th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from sglang_parse.core.config import ParseConfig
@@ -27,11 +28,11 @@ MAX_PREFIXES = 4
 """Prefixes that a pass verifies by questions: where a text stops to fit is not known."""
 
 
-class TextSource:
-    """Drafts from the texts of one kind.
+@dataclass(frozen=True, slots=True)
+class TextParts:
+    """What all sources of texts work with.
 
-    Args:
-        name: of the texts among ``RequestState.texts``.
+    Attributes:
         config: the server's settings.
         controller: knows the costs of verify passes.
         incoming: prepares texts.
@@ -39,20 +40,22 @@ class TextSource:
         question_rows: rows of a question; 0 where verdicts need none.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: ParseConfig,
-        controller: Controller,
-        incoming: IncomingTexts,
-        segments: Segmenter | None,
-        question_rows: int,
-    ) -> None:
-        self.name, self._config, self._controller = name, config, controller
-        self._incoming, self._segments = incoming, segments
-        self._question_rows = question_rows
-        self._max_prefixes = min(MAX_PREFIXES, config.max_prefixes)
-        self._stats = TextSourceStats(controller.config)
+    config: ParseConfig
+    controller: Controller
+    incoming: IncomingTexts
+    segments: Segmenter | None = None
+    question_rows: int = 0
+
+
+class TextSource:
+    """Drafts from the texts of one kind, ``name`` among ``RequestState.texts``."""
+
+    def __init__(self, name: str, parts: TextParts) -> None:
+        self.name, self._config, self._controller = name, parts.config, parts.controller
+        self._incoming, self._segments = parts.incoming, parts.segments
+        self._question_rows = parts.question_rows
+        self._max_prefixes = min(MAX_PREFIXES, parts.config.max_prefixes)
+        self._stats = TextSourceStats(parts.controller.config)
 
     def new_text(self, *, is_complete: bool = True) -> RequestText:
         """A text of a request, without tokens.
