@@ -259,10 +259,10 @@ class Verifier:
             last_ids: int64 [n] their last output tokens, while only the device has them.
         """
         decoded = self.target.decode(batch, rows, last_ids)
-        for row in rows:
-            batch.reqs[row].parse_state.launch_decode()
         logits_output = decoded.logits_output
         tokens, output, records = self._sample(batch, rows, logits_output.next_token_logits)
+        for row in rows:
+            batch.reqs[row].parse_state.launch_decode()
         return TargetForward(
             [*map(TargetResult, rows)],
             tokens[:, None],
