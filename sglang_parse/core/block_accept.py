@@ -26,6 +26,10 @@ UNIT, GOLDEN = 1 << 16, 40503
 class ChainState(NamedTuple):
     """State from which the requests' next blocks start: int64 tensors on the device.
 
+    After "a b c" with KV for "a b", of which masks propose "d e": starts 2, last c, candidates
+    [d, e], num_candidates 2. The next block's row of c chooses d, that of d chooses x: d and x are
+    accepted, and the block behind them starts at 4, with x last.
+
     Attributes:
         starts: [n] position of the first accepted token without KV, usually the last accepted one.
         last: [n] that token.

@@ -127,6 +127,12 @@ server, the target's EAGLE-3 head, text that a grammar forces, the tokens that a
 class Draft:
     """Draft tokens after the last committed token.
 
+    >>> draft = Draft([5, 6, 7, 8], prefix_ends=[2, 3], question_ids=[(90, 91), (90, 91)])
+    >>> draft.verified_ids  # the last line is not over: nothing is asked about it
+    [5, 6, 7]
+    >>> draft.num_rows  # the anchor, three tokens, two questions
+    8
+
     Attributes:
         finished: the last one is a stop token: the draft model ended the answer.
         is_truncated: KV slots ran short; it is counted as such.
@@ -171,6 +177,12 @@ class Draft:
 
 class VerifyOutcome(NamedTuple):
     """The result of one verified draft. Ends are draft offsets.
+
+    Of 9 draft tokens 8 were verified, the prefix of 5 refused, that of 3 accepted, and the target
+    chose the fourth itself:
+
+    >>> VerifyOutcome(9, 8, 3, reject_end=5, is_finished=False, num_matched=1).num_output
+    4
 
     Attributes:
         num_verified: draft tokens up to the last prefix's end.

@@ -32,6 +32,10 @@ PIECE_BYTES = 2**25
 class LogitsRows:
     """Consecutive rows of logits of one request.
 
+    A pass over a draft "d e" behind the output "a b c": 3 rows from ``start``, before "a b c",
+    after "d e". The first row's token follows "a b c", the second's "a b c d", the third's "a b c d
+    e": as many tokens are penalized there.
+
     Attributes:
         start, count: which rows.
         before: output tokens; their sequence is not copied.
