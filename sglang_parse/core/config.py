@@ -23,7 +23,6 @@ from sglang_parse.core.json_file import read_json_file
 from sglang_parse.core.judge import (
     LIKELIHOOD,
     LIKELIHOOD_STRICT,
-    LIKELIHOOD_THRESHOLD,
     MAX_LAYERS,
     QUESTION,
     JudgeError,
@@ -87,7 +86,7 @@ class ParseConfig(BaseModel):
     threshold: Threshold | str = Field(0.5, json_schema_extra={"metavar": "NUMBER_OR_FILE"})
     """Minimum verdict that accepts a prefix, 0 to 1. Above 1 nothing is accepted, and greedy output
     equals the plain target's. Or the output file of ``sglang-parse calibrate``, for the threshold
-    certified there. If not set, a trained verdict head has its own, and the likelihood 0.2."""
+    certified there. If not set, a trained verdict head has its own."""
     strict: str = Field(
         AUTO,
         description="Classes of tokens that must be the target's own choice, whatever their "
@@ -271,11 +270,8 @@ class ParseConfig(BaseModel):
         certificate = self.certificate
         if certificate is not None and certificate.threshold is not None:
             return certificate.threshold
-        if "threshold" not in self.model_fields_set:
-            if self.head and self.head.threshold:
-                return self.head.threshold
-            if self.uses_likelihood:
-                return LIKELIHOOD_THRESHOLD
+        if "threshold" not in self.model_fields_set and self.head and self.head.threshold:
+            return self.head.threshold
         return float(self.threshold)
 
     @property

@@ -168,7 +168,7 @@ class Committer:
         bonus = self._bonus_tokens(req, accepted_len, result)
         matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
         record = None
-        if state.policy.keep_trace and not state.is_trace_full:
+        if state.policy.keep_trace and not state.telemetry.is_trace_full:
             layers = self.judge.layers if self.judge else ()
             record = trace_record(state, result, verdicts, selection, bonus, judge, layers)
         has_failed = self._observe(req, result, verdicts, accepted_len, matched)

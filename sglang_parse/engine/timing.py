@@ -135,7 +135,7 @@ class StageTimer:
 
         def record(ms: float) -> None:
             for state, count in zip(states, num_prefilled, strict=True):
-                state.charge(draft=ms * count / total)
+                state.telemetry.charge(draft=ms * count / total)
             self._stages.append(StageTime(Stage.DRAFT_PREFILL, total, 0, ms))
 
         self.when_passed(record, watch)
@@ -177,7 +177,7 @@ class StageTimer:
         def charge(ms: float) -> None:
             for state, result in zip(states, results, strict=True):
                 stage = "verify" if result.is_round else "decode"
-                state.charge(**{stage: ms * result.num_rows / forward.num_rows})
+                state.telemetry.charge(**{stage: ms * result.num_rows / forward.num_rows})
 
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], **{head_stage: head_ms})
@@ -197,4 +197,4 @@ class StageTimer:
 def _share(states: Sequence[RequestState], **ms: float) -> None:
     """Charges a stage to requests in equal parts."""
     for state in states:
-        state.charge(**{stage: value / len(states) for stage, value in ms.items()})
+        state.telemetry.charge(**{stage: value / len(states) for stage, value in ms.items()})

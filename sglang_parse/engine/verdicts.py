@@ -188,7 +188,7 @@ class Judge:
         """
         state = req.parse_state
         self._watch_mass(verdicts.mass)
-        if self.drift is not None and not state.stats.rounds:
+        if self.drift is not None and not state.telemetry.stats.rounds:
             if self.drift.observe(verdicts.values):
                 self.counters.count("drifted_windows_total")
             self.counters.verdict_drift = self.drift.distance
@@ -197,15 +197,15 @@ class Judge:
             return
         if refusal and refusal.place < (outcome.reject_end or 0):
             self.counters.count("strict_refusals_total", label_value=refusal.name)
-            counts = state.strict_refusals
+            counts = state.telemetry.strict_refusals
             counts[refusal.name] = counts.get(refusal.name, 0) + 1
         if is_greedy(req):
             num_matched = matching_tokens(state.draft.token_ids, target_tokens)
             matched, rejected = matched_prefixes(
                 state.draft.prefix_ends, verdicts.values, threshold, num_matched
             )
-            state.stats.matched_prefixes += matched
-            state.stats.rejected_matched_prefixes += rejected
+            state.telemetry.stats.matched_prefixes += matched
+            state.telemetry.stats.rejected_matched_prefixes += rejected
             if threshold == self.threshold:  # a request's own says nothing about the server's
                 self._watch_matched(matched, rejected)
                 self._watch_rival(outcome, num_matched)

@@ -57,7 +57,7 @@ def test_only_pyproject_names_the_sglang_version():
     assert literals == []
 
 
-OWN_RECORDS = ("eagle", "grammar", "output_counts", "strict_refusals", "stats", "texts")
+OWN_RECORDS = ("eagle", "grammar", "output_counts", "telemetry", "texts")
 """Of a request's state, what other modules keep: how they continue, and counters."""
 STATE_WRITE = re.compile(
     rf"(?:parse_state|\bstate)\.(?!(?:{'|'.join(OWN_RECORDS)})\b)[\w.]+(?:\[.*\])? *"

@@ -272,14 +272,14 @@ def test_a_given_draft_is_no_draft_models():
     assert (state.phase, state.draft.finished) == (Phase.VERIFYING, True)
     assert state.draft.token_ids == [6, 7, 9]
     assert state.draft_kv_len == 4
-    assert state.stats.draft_forwards == 0
+    assert state.telemetry.stats.draft_forwards == 0
     state.finish_round(2, 0, 1, has_failed=True)
     assert state.num_failed == 0
-    state.charge(verify=3.0)
-    found = state.sources[PREDICTION]
+    state.telemetry.charge(verify=3.0)
+    found = state.telemetry.sources[PREDICTION]
     assert (found.rounds, found.drafted_tokens, found.accepted_tokens) == (1, 3, 2)
     assert found.verify_ms == 3.0
-    assert MODEL not in state.sources
+    assert MODEL not in state.telemetry.sources
 
 
 def test_a_retraction_starts_the_text_over():
