@@ -69,7 +69,9 @@ def build_engine(
     tokenizer = target_worker.tokenizer or tokenizer_of(args)  # None: --skip-tokenizer-init
     question = question_for(args, tokenizer, config)
     max_question_len = question.max_len if question else 0
-    draft = DraftModel(*models) if args.speculative_draft_model_path else None
+    draft = None
+    if args.speculative_draft_model_path:
+        draft = DraftModel(*models, config.draft_eagle3_path)
     parallel = _parallel_draft(config, draft)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     layout = _layout(args, config, target.runner.model_config, parallel.size)
@@ -95,7 +97,7 @@ def build_engine(
         judge=judge,
         verifier=Verifier(target, judge, is_masked=layout == MASK),
         committer=Committer(config, judge, counters, sources),
-        schedule=Schedule(config, controller, max_question_len, parallel.size),
+        schedule=Schedule(config, controller, max_question_len),
         sources=sources,
         controller=controller,
         counters=counters,
@@ -219,8 +221,8 @@ def _parallel_draft(config: ParseConfig, draft: DraftModel | None) -> ParallelDr
     draft.mask_id, draft.block_layouts = parallel.mask_id, parallel.layouts
     if parallel.size > 1:
         logger.info(
-            "PARSE: the draft model writes up to %d tokens per forward, with mask token %d%s",
-            *(parallel.size, parallel.mask_id),
+            "PARSE: tokens that the draft model writes per forward: %s%s",
+            parallel,
             ", or one where that is faster" if parallel.allow_one_token else "",
         )
         if (simulated := block_tokens()) is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_parse.core.block import layouts_for
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Action, Phase, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
@@ -162,10 +163,10 @@ def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
             replayed["block"] += 1
             return state, torch.zeros(2, 2 * SIZE + 1, dtype=torch.int64, device=GPU)
 
-        def logits_of(self, requests: slice) -> torch.Tensor:
+        def output_of(self, requests: slice) -> tuple[torch.Tensor, None]:
             replayed["logits"] += 1
             rows = (requests.stop - requests.start) * width
-            return torch.zeros(rows, VOCAB, device=GPU)
+            return torch.zeros(rows, VOCAB, device=GPU), None
 
     engine.drafter.model._block_graphs = {layout: Graphs()}
     candidates: list[Any] = []
@@ -342,7 +343,8 @@ def test_slots_for_a_block_after_the_last_token_of_a_chunk(block_size: int, rows
     req.parse_state.draft.token_ids = [DRAFTED] * 3
     req.parse_state.launch_draft(4)
     config = ParseConfig(draft_chunk=CHUNK)
-    schedule = Schedule(config, Controller(Limits.of(config, 0)), 0, block_size)
+    layouts = layouts_for(block_size, allow_one_token=False)
+    schedule = Schedule(config, Controller(Limits.of(config, 0), layouts=layouts), 0)
     assert schedule._demand(req).lookahead_slots == 3 + 4 + CHUNK + rows
 
 

@@ -5,7 +5,7 @@ its attention's lengths; the choice of every row and the acceptance follow. So t
 block after block without knowing where they start.
 
 The choices in the graph are the rows' most likely tokens. Requests that sample or whose logits are
-adjusted take the logits of the same replay (``logits_of``) and are accepted behind it. Ranks need
+adjusted take the logits of the same replay (``output_of``) and are accepted behind it. Ranks need
 no broadcast: all hold the same bits of gathered logits.
 
 Source: ``sglang.srt.speculative.dflash_worker_v2``, whose drafts are sampled in a capture.
@@ -172,10 +172,13 @@ class BlockGraphs(WideGraphs):
         self.replay(size)
         return self.body.take(len(pools))
 
-    def logits_of(self, requests: slice) -> torch.Tensor:
-        """float [n * width, vocab] logits of the last replay, for some of its requests."""
-        width, (hidden, *_) = self.body.width, self.states
-        return self._logits(hidden[requests.start * width : requests.stop * width])
+    def output_of(self, requests: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of the last replay, for some of its requests: float [n * width, vocab] logits, and the
+        hidden states that a head reads."""
+        width = self.body.width
+        rows = slice(requests.start * width, requests.stop * width)
+        hidden, *others = (part[rows] for part in self.states)
+        return self._logits(hidden), torch.cat(others, -1) if others else None
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden).next_token_logits
