@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.client import EXACT, Client, ids_of, parse_info
+from support.client import Client, ids_of, parse_info
 from support.demo_pair import DEMO
 from support.servers import AHEAD, ALWAYS, OVERLAP, SEED, Start, parse_flags, served
 

@@ -176,7 +176,8 @@ class DraftModel(EagleDraftWorkerBase):
         self._prefill_graphs = capture(self.draft_runner, PREFILL_WIDTHS, MAX_DRAFT_ROWS)
         for layout in self.block_layouts:
             if layout.masks is not Masks.NONE:
-                self._block_graphs[layout] = BlockGraphs(self.draft_runner, layout, self.mask_id)
+                one = BlockGraphs(self.draft_runner, layout, self.mask_id, self.head)
+                self._block_graphs[layout] = one
 
     def graphs_of(self, layout: DraftLayout, num_reqs: int) -> BlockGraphs | None:
         """The graphs of a layout's blocks, if one holds so many requests."""
