@@ -95,14 +95,9 @@ ONE_TOKEN = DraftLayout(1, Masks.NONE)
 
 
 def lookahead_rows(size: int, masks: Masks) -> int:
-    last_step = max(size - 1, 2 * size - 3)  # of the head, if all candidates are accepted
-    after_last, after_every = 2 * size - 2, size * size - 1
-    return {
-        Masks.NONE: 0,
-        Masks.LAST: after_last,
-        Masks.EVERY: after_every,
-        Masks.HEAD: last_step,
-    }[masks]
+    if masks is Masks.HEAD:  # to the head's last step behind a block that is accepted
+        return max(size - 1, 2 * size - 3)
+    return {Masks.NONE: 0, Masks.LAST: 2 * size - 2, Masks.EVERY: size * size - 1}[masks]
 
 
 def layouts_for(

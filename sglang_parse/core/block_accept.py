@@ -19,9 +19,7 @@ import torch
 from sglang_parse.core.block import NO_TOKEN, Masks
 from sglang_parse.core.simulation import block_tokens
 
-HeadForward = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
-]
+HeadForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """A forward of an EAGLE-3 head: (ids int64 [n, w] of the tokens after those at the positions starts
 int64 [n] and on, starts, hidden states [n, w, width] at these positions) -> (its choices int64
 [n, w] of the tokens after ``ids``, its own hidden states [n, w, its width])."""

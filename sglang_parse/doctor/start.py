@@ -206,7 +206,8 @@ class Start:
     def draft_forward(self) -> str:
         block = models.parallel_draft(self.config, self.draft)
         if block.has_head:
-            checks.check_draft_head(self.given, self.config, self.draft)
+            path = self.config.draft_eagle3_path
+            models.check_head_fits(self.given, "draft_eagle3_path", path, self.draft)
         return str(block)
 
     def draft_endpoint(self) -> str:

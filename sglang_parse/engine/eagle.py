@@ -88,6 +88,8 @@ class EagleDecoder(EagleHead):
         columns: what it reads of the captured hidden states; None for all.
     """
 
+    columns: torch.Tensor | None = None
+
     def __init__(
         self,
         server_args: Any,
@@ -99,7 +101,6 @@ class EagleDecoder(EagleHead):
     ) -> None:
         super().__init__(server_args, gpu_id, nccl_port, target_worker, path)
         self._guard = guard
-        self.columns: torch.Tensor | None = None
 
     @property
     def layers(self) -> list[int]:

@@ -167,11 +167,6 @@ class ParallelDraft:
         """The layouts of a forward that compete."""
         return layouts_for(self.size, allow_one_token=self.allow_one_token, has_head=self.has_head)
 
-    @property
-    def lookahead_rows(self) -> int:
-        """The most of any layout."""
-        return max(layout.lookahead_rows for layout in self.layouts)
-
     def __str__(self) -> str:
         if self.size == 1:
             return "one token"

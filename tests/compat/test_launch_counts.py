@@ -127,10 +127,22 @@ def test_a_chunk_of_blocks(count: Count, num_reqs: int, masks: str, is_masked: b
     assert found.waits == 0
 
 
-def test_a_chunk_of_blocks_after_one_in_flight(count: Count):
+@pytest.mark.parametrize("top_k", [1, 5])
+def test_a_chunk_of_blocks_with_a_head(count: Count, top_k: int):
+    """The head goes on behind tokens that only the device knows."""
+    batch, engine = in_blocks(drafting(0), drafting(1, top_k=top_k), masks="head")
+    heads = engine.drafter.model.head.runner.forwards
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS * SIZE}  # the head's: SIZE - 1 of them
+    assert [len(forward.input_ids) for forward in heads] == [2 * SIZE, *[2] * (SIZE - 2)] * BLOCKS
+    assert found.waits == 0
+
+
+@pytest.mark.parametrize("masks", ["last", "head"])
+def test_a_chunk_of_blocks_after_one_in_flight(count: Count, masks: str):
     """The device is never without work."""
     reqs = [drafting(0), drafting(1)]
-    batch, engine = in_blocks(*reqs)
+    batch, engine = in_blocks(*reqs, masks=masks)
     first, _ = launched(batch, engine)
 
     def next_chunk() -> None:
@@ -139,7 +151,8 @@ def test_a_chunk_of_blocks_after_one_in_flight(count: Count):
         first.chunk.wait()
 
     found = count(next_chunk)
-    assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS}
+    num_forwards = BLOCKS * (SIZE if masks == "head" else 1)
+    assert found.forwards == {"DRAFT_EXTEND_V2": num_forwards}
     assert (found.waits, found.drains) == (2, 0)
     # Of each block five tokens were kept, and as many proposed.
     states = [req.parse_state for req in reqs]

@@ -106,8 +106,7 @@ def block_batch(
     """
     num_reqs, width = ids.shape
     every_row = torch.arange(ids.numel(), device=ids.device)
-    first_rows = every_row[::width].to(torch.int32)
-    lens = torch.stack((torch.full_like(first_rows, width), first_rows))
+    numbers = torch.stack((starts, torch.full_like(starts, width), every_row[::width]))
     spec_info = ParseVerifyInput(
         layout=layout,
         custom_mask=mask,
@@ -127,6 +126,5 @@ def block_batch(
         spec_info=spec_info,
         capture=capture,
     )
-    numbers = torch.cat((starts[None].to(torch.int32), lens))
     longest = [part.prefix_len for part in layout.requests]
-    return extend_batch(forward_batch, numbers, longest, [width] * num_reqs)
+    return extend_batch(forward_batch, numbers.to(torch.int32), longest, [width] * num_reqs)

@@ -1,8 +1,8 @@
-"""A block of a parallel draft as one CUDA graph.
+"""A block of a draft model as one CUDA graph.
 
 The whole block is in the graph: its inputs come from the requests' state on the device, and so do
-its attention's lengths; the choice of every row and the acceptance follow. So the host launches
-block after block without knowing where they start.
+its attention's lengths; the choice of every row, the acceptance and a head's forwards follow. So the
+host launches block after block without knowing where they start.
 
 The choices in the graph are the rows' most likely tokens. Requests that sample or whose logits are
 adjusted take the logits of the same replay (``output_of``) and are accepted behind it. Ranks need
@@ -120,9 +120,7 @@ class BlockBody(WideInputs):
             choices = self._sparse_choices(state, hidden, logits_of)
         else:
             choices = _greedy(hidden, logits_of).view(size, self.width)
-        proposed = None
-        if head is not None:
-            proposed = propose(head[0], state, choices, head[1].unflatten(0, choices.shape))
+        proposed = head and propose(head[0], state, choices, head[1].unflatten(0, choices.shape))
         masks, mask_id = self._layout.masks, self._rows.mask_id
         after, record = accept_blocks(masks, state, choices, mask_id, proposed)
         counts = (after.starts, after.last, after.num_candidates, after.num_known)

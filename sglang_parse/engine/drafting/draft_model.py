@@ -141,20 +141,10 @@ class DraftModel(EagleDraftWorkerBase):
         """Abstract upstream; PARSE computes missing draft KV by ``draft_prefill``."""
         raise NotImplementedError
 
-    def alloc_memory_pool(
-        self,
-        memory_pool_config: Any = None,
-        req_to_token_pool: Any = None,
-        token_to_kv_pool_allocator: Any = None,
-    ) -> None:
-        self.req_to_token = req_to_token_pool.req_to_token
-        allocator = token_to_kv_pool_allocator
+    def alloc_memory_pool(self, **pools: Any) -> None:
+        self.req_to_token = pools["req_to_token_pool"].req_to_token
+        allocator = pools["token_to_kv_pool_allocator"]
         self.kv = DraftKvMarks(self.req_to_token, allocator.size + allocator.page_size)
-        pools = {
-            "memory_pool_config": memory_pool_config,
-            "req_to_token_pool": req_to_token_pool,
-            "token_to_kv_pool_allocator": token_to_kv_pool_allocator,
-        }
         self.draft_worker.alloc_memory_pool(**pools)
         if self.head is not None:
             self.head.alloc_memory_pool(**pools)

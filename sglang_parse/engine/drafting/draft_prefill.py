@@ -61,7 +61,7 @@ def kv_len(model: DraftModel, req: Req, end: int) -> int:
     the last token is valid inside a draft only, where the head has seen what follows."""
     state = req.parse_state
     is_inside = state.num_drafted and state.draft_kv_len == end
-    return max(0, state.draft_kv_len - (model.head is not None and not is_inside))
+    return min(end, max(0, state.draft_kv_len - (model.head is not None and not is_inside)))
 
 
 def forward_missing(model: DraftModel, reqs: Sequence[Req], ends: Sequence[int]) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Draft chunks of blocks: several tokens per forward, from a draft model that fills mask tokens.
+"""Draft chunks of blocks: several tokens per forward, from a draft model that fills mask tokens, or
+has an EAGLE-3 head (``draft_head``).
 
 ``core.block`` defines a forward's rows, ``core.block_accept`` what is accepted of it. A forward
 runs like a verify pass, in the requests' KV slots. The KV of accepted candidates stays; the
@@ -183,14 +184,12 @@ class _Blocks:
         """[n] the first tokens without KV; prefills text that is longer than a block's
         candidates."""
         ends = [*zip(self._reqs, self._starts, strict=True)]
-        lens = [min(end, kv_len(self._model, req, end)) for req, end in ends]
-        is_gap = [
-            end - start >= self._layout.size for start, end in zip(lens, self._starts, strict=True)
-        ]
-        if any(is_gap):
-            prefill_up_to(self._model, [*compress(ends, is_gap)])
-        spans = zip(lens, self._starts, is_gap, strict=True)
-        return [end if gap else start for start, end, gap in spans]
+        starts = [kv_len(self._model, req, end) for req, end in ends]
+        gaps = [e - s >= self._layout.size for s, e in zip(starts, self._starts, strict=True)]
+        if any(gaps):
+            prefill_up_to(self._model, [*compress(ends, gaps)])
+        spans = zip(starts, self._starts, gaps, strict=True)
+        return [end if is_gap else start for start, end, is_gap in spans]
 
     def run(self, state: ChainState, number: int) -> tuple[ChainState, torch.Tensor]:
         """Runs block ``number`` of each request; returns as ``accept_blocks``."""
