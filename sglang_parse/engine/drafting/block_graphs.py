@@ -1,8 +1,8 @@
 """A block of a draft model as one CUDA graph.
 
 The whole block is in the graph: its inputs come from the requests' state on the device, and so do
-its attention's lengths; the choice of every row, the acceptance and a head's forwards follow. So the
-host launches block after block without knowing where they start.
+its attention's lengths; the choice of every row, the acceptance and a head's forwards follow. So
+the host launches block after block without knowing where they start.
 
 The choices in the graph are the rows' most likely tokens. Requests that sample or whose logits are
 adjusted take the logits of the same replay (``output_of``) and are accepted behind it. Ranks need
