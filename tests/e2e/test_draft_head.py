@@ -54,7 +54,9 @@ def plain_target(start_server: Start, target: Path) -> Iterator[Client]:
 def head(start_server: Start, target: Path) -> Iterator[Client]:
     """As on a GPU: blocks launched back to back; pages of 16 slots."""
     more = (*HEAD, *ALWAYS, *OVERLAP, "--page-size", "16", "--parse-draft-parallel-tokens", "4")
-    yield from served(start_server, "draft-head", *flags(target, *more), "--enable-metrics", **AHEAD)
+    yield from served(
+        start_server, "draft-head", *flags(target, *more), "--enable-metrics", **AHEAD
+    )
 
 
 @pytest.fixture(scope="module")
