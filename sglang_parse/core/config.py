@@ -68,8 +68,12 @@ class ParseConfig(BaseModel):
     smaller ones let other requests decode sooner. If not set, adapts to the load."""
     draft_parallel_tokens: str = Field("auto", json_schema_extra={"metavar": "N"})
     """Maximum tokens per draft model forward, 1 to 16. Above 1, the draft model fills mask tokens,
-    as PARD draft models are trained to, and verifies them itself. 'auto' uses what the draft
-    model's files say and what is faster at the current load."""
+    as PARD draft models are trained to, or its EAGLE-3 head proposes, and verifies them itself.
+    'auto' uses what the draft model's files say and what is faster at the current load."""
+    draft_eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
+    """Path of an EAGLE-3 head of the draft model. It proposes tokens that the draft model's next
+    forward verifies: up to --parse-draft-parallel-tokens per forward, 4 by default, and the same
+    text."""
     max_prefixes: int = Field(16, ge=1, le=MAX_PREFIXES)
     """Maximum prefixes verified per round; further segments are merged. If not set, adaptive
     drafting asks about one, the whole draft."""

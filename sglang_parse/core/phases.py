@@ -136,7 +136,7 @@ class Draft:
     Attributes:
         finished: the last one is a stop token: the draft model ended the answer.
         is_truncated: KV slots ran short; it is counted as such.
-        candidates: unverified proposals of mask tokens for what follows (``block``).
+        candidates: unverified proposals of mask tokens, or of a head, for what follows (``block``).
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
     """

@@ -16,6 +16,7 @@ Beside them:
     sources        where drafts come from: the draft model, or texts (a package)
     drafting       everything the draft model does (a package)
     eagle          an EAGLE-3 head that accelerates the target's decode steps
+    eagle_head     an EAGLE-3 head as SGLang loads it, of the target or of the draft model
     pass_graphs    verify passes of few rows as CUDA graphs
     wide_graphs    CUDA graphs of forwards with one width
     target         the target's prefill and decode forwards through SGLang

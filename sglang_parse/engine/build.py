@@ -69,8 +69,7 @@ def build_engine(
     tokenizer = target_worker.tokenizer or tokenizer_of(args)  # None: --skip-tokenizer-init
     question = question_for(args, tokenizer, config)
     max_question_len = question.max_len if question else 0
-    draft = DraftModel(*models) if args.speculative_draft_model_path else None
-    parallel = _parallel_draft(config, draft)
+    draft, parallel = _draft_model(config, models, args.speculative_draft_model_path)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     layout = _layout(args, config, target.runner.model_config, parallel.size)
     controller = _controller(config, args, max_question_len, parallel.layouts)
@@ -95,7 +94,7 @@ def build_engine(
         judge=judge,
         verifier=Verifier(target, judge, is_masked=layout == MASK),
         committer=Committer(config, judge, counters, sources),
-        schedule=Schedule(config, controller, max_question_len, parallel.size),
+        schedule=Schedule(config, controller, max_question_len),
         sources=sources,
         controller=controller,
         counters=counters,
@@ -212,15 +211,18 @@ def _layout(server_args: Any, config: ParseConfig, target: Any, block_size: int)
     return layout
 
 
-def _parallel_draft(config: ParseConfig, draft: DraftModel | None) -> ParallelDraft:
-    if draft is None:
-        return ParallelDraft()
+def _draft_model(
+    config: ParseConfig, models: tuple[Any, int, int, TpModelWorker], path: str | None
+) -> tuple[DraftModel | None, ParallelDraft]:
+    if not path:
+        return None, ParallelDraft()
+    draft = DraftModel(*models, config.draft_eagle3_path)
     parallel = parallel_draft(config, draft.draft_runner.model_config)
     draft.mask_id, draft.block_layouts = parallel.mask_id, parallel.layouts
     if parallel.size > 1:
         logger.info(
-            "PARSE: the draft model writes up to %d tokens per forward, with mask token %d%s",
-            *(parallel.size, parallel.mask_id),
+            "PARSE: tokens that the draft model writes per forward: %s%s",
+            parallel,
             ", or one where that is faster" if parallel.allow_one_token else "",
         )
         if (simulated := block_tokens()) is not None:
@@ -229,4 +231,4 @@ def _parallel_draft(config: ParseConfig, draft: DraftModel | None) -> ParallelDr
                 "the draft model confirms. For benchmarks only: the drafts are meaningless.",
                 *(BLOCK_ENV_VAR, simulated),
             )
-    return parallel
+    return draft, parallel

@@ -75,17 +75,7 @@ class ParseWorker(BaseSpecWorker):
             grammar_barrier()
         return self.pipeline.launch(batch)
 
-    def alloc_memory_pool(
-        self,
-        memory_pool_config: Any = None,
-        req_to_token_pool: Any = None,
-        token_to_kv_pool_allocator: Any = None,
-    ) -> None:
-        pools = {
-            "memory_pool_config": memory_pool_config,
-            "req_to_token_pool": req_to_token_pool,
-            "token_to_kv_pool_allocator": token_to_kv_pool_allocator,
-        }
+    def alloc_memory_pool(self, **pools: Any) -> None:
         super().alloc_memory_pool(**pools)
         if self.engine.eagle is not None:
             self.engine.eagle.alloc_memory_pool(**pools)

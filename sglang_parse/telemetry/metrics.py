@@ -80,7 +80,7 @@ METRICS = (
     Metric(
         "draft_forward_passes_total",
         "Forward passes of the draft model, by the rows that mask tokens follow: none (one token "
-        "per forward), last, every.",
+        "per forward), last, every; head: an EAGLE-3 head proposes instead.",
         "masks",
         tuple(masks.value for masks in Masks),
     ),

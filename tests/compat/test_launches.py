@@ -376,7 +376,7 @@ def test_a_head_follows_what_was_written(
 
     settings = SimpleNamespace(speculative_use_rejection_sampling=False)
     monkeypatch.setattr(eagle_worker_v2, "get_spec", lambda: settings)
-    monkeypatch.setattr(EagleDecoder, "_forward", lambda _: nullcontext())
+    monkeypatch.setattr(EagleDecoder, "forward_contexts", lambda _: nullcontext())
     prepare = eagle_worker_v2.prepare_for_draft_extend
 
     def prepare_with_lengths(extend_input: Any, view: Any, *args: Any, **kwargs: Any) -> Any:

@@ -114,11 +114,11 @@ def test_the_policy_keeps_its_budget():
     assert len(fields(PolicyConfig)) <= 25
 
 
-PACKAGE_LINES = 17_150
+PACKAGE_LINES = 17_416
 MAX_FILE_LINES = 350
 LONGER_FILES = {
     *("core/config.py", "core/policy/controller.py", "core/request.py", "engine/adjust.py"),
-    *("engine/eagle.py", "engine/verify.py"),
+    "engine/verify.py",
 }
 
 
