@@ -25,6 +25,7 @@ AFFECTED = {
     "sglang_parse/engine/grammar.py": "grammars hostile_grammars forced_text predictions",
     "sglang_parse/engine/sources/*": "predictions endpoint grammars soak",
     "sglang_parse/engine/sources/eagle.py": "eagle3_drafts",
+    "sglang_parse/engine/drafting/*": "blocks draft_head drafting_pays",
     "sglang_parse/engine/a*.py": "adjusted fallbacks malformed extreme_numbers",
     "sglang_parse/engine/sampling.py": "sampling adjusted",
     "sglang_parse/engine/logprobs.py": "logprobs demo_requests",

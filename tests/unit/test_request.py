@@ -92,7 +92,7 @@ def test_a_skipped_draft_is_counted_until_one_starts():
     changed = busy()
     changed.skip_draft("too slow")
     assert changed.phase is Phase.DECODING
-    assert (changed.stats.skipped_drafts, changed.no_draft_reason) == (1, "too slow")
+    assert (changed.telemetry.stats.skipped_drafts, changed.no_draft_reason) == (1, "too slow")
     changed.start_draft(DraftPlan(8, 1, 8))
     assert changed.phase is Phase.DRAFTING
 
