@@ -70,18 +70,25 @@ class GrammarWalk:
         self._forget(num_output)
         return found
 
-    def forced(
-        self, before: Sequence[int], after: Sequence[int], num_output: int, limit: int
-    ) -> list[int]:
-        """At most ``limit`` tokens that must follow ``after``; see ``forced_token``."""
-        row = self.rows(before, after, num_output)[-1]
+    def forced(self, output: Sequence[int], limit: int) -> list[int]:
+        """At most ``limit`` tokens that must follow ``output``; see ``forced_token``."""
+        (row,) = self.rows(output, (), len(output))
         found: list[int] = []
         while len(found) < limit and (token := self.forced_token(row)) is not None:
-            length = len(before) + len(after) + len(found)
-            self._go_to([*self._ids[: length - self._start], token], num_output)
+            length = len(output) + len(found)
+            self._go_to([*self._ids[: length - self._start], token], len(output))
             row = self._rows.get(length + 1)
             found.append(token)
         return found
+
+    def ends_in_forced_text(self, output: Sequence[int]) -> bool:
+        """Whether the last token of ``output`` and the next one are forced."""
+        # As a draft's token: of output, no rows are filled.
+        num_before = len(output) - 1
+        self._go_to(output[self._start :], num_before)
+        rows = [self._rows.get(num_before), self._rows.get(len(output))]
+        self._forget(num_before)
+        return all(self.forced_token(row) is not None for row in rows)
 
     def forced_token(self, row: torch.Tensor | None) -> int | None:
         """The token after which a forced text goes on; None where a row does not force one.
@@ -215,10 +222,7 @@ def ends_in_forced_text(state: RequestState) -> bool:
     if walk is None or state.fault:
         return False
     with contain_request(state, ITS_GRAMMAR):
-        # As a draft's token: of output, the walk fills no rows.
-        before, last = state.output_ids[:-1], state.output_ids[-1:]
-        rows = walk.rows(before, last, len(before))
-        return all(walk.forced_token(row) is not None for row in rows)
+        return walk.ends_in_forced_text(state.output_ids)
     return False
 
 
@@ -227,7 +231,7 @@ def forced_after(state: RequestState, limit: int) -> list[int]:
     walk: Any = state.grammar
     if not state.fault:
         with contain_request(state, ITS_GRAMMAR):
-            return walk.forced(state.output_ids, (), len(state.output_ids), limit)
+            return walk.forced(state.output_ids, limit)
     return []
 
 
