@@ -217,15 +217,11 @@ class DraftModel(EagleDraftWorkerBase):
         ids: list[int] = []
         positions: list[int] = []
         owners: list[int] = []
-        following: list[int] = []
         for req, start, end in zip(reqs, starts, ends, strict=True):
-            known = sequence_slice(req, start, end + 1, req.parse_state.draft.token_ids)
-            ids += known[: end - start]
-            # The token after a prompt may not be known yet.
-            following += [*known[1:], *[0] * (end - start + 1 - len(known))]
+            ids += sequence_slice(req, start, end, req.parse_state.draft.token_ids)
             positions += range(start, end)
             owners += [req.kv.req_pool_idx] * (end - start)
-        tokens = on_device([ids, positions, owners, following], self.device)
+        tokens = on_device([ids, positions, owners], self.device)
         pools = [req.kv.req_pool_idx for req in reqs]
         first_rows = [sum(lens[:i]) for i in range(len(lens))]
         numbers = on_device([pools, ends, starts, lens, first_rows], self.device)
@@ -241,16 +237,32 @@ class DraftModel(EagleDraftWorkerBase):
             capture=self.head is not None,
         )
         extend_batch(forward_batch, numbers[2:].to(torch.int32), starts, lens)
-        before = copy.copy(forward_batch)
-        graphs = next((one for one in self._prefill_graphs if one.fits(forward_batch)), None)
-        output = graphs.run(forward_batch)[0] if graphs else self.run(forward_batch)
-        self.replays = self.replays if graphs is None else True
+        before = copy.copy(forward_batch) if self.head else None
+        output = self._run_prefill(forward_batch)
         if self.head is not None:
-            self.head.extend(before, tokens[3], output.hidden_states)
+            following = on_device(_following(reqs, starts, ends), self.device)
+            self.head.extend(before, following, output.hidden_states)
         return output.next_token_logits
+
+    def _run_prefill(self, forward_batch: ForwardBatch) -> LogitsProcessorOutput:
+        graphs = next((one for one in self._prefill_graphs if one.fits(forward_batch)), None)
+        if graphs is None:
+            return self.run(forward_batch)
+        self.replays = True
+        return graphs.run(forward_batch)[0]
 
     def run(self, forward_batch: ForwardBatch) -> LogitsProcessorOutput:
         self.draft_runner.kv_index_translator.bind_own_plan(forward_batch)
         output = self.draft_runner.forward(forward_batch)
         self.replays = output.can_run_graph
         return output.logits_output
+
+
+def _following(reqs: Sequence[Req], starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """The token after each of the tokens [start, end) of each request; 0 after a prompt whose
+    answer has not begun."""
+    found: list[int] = []
+    for req, start, end in zip(reqs, starts, ends, strict=True):
+        known = sequence_slice(req, start + 1, end + 1, req.parse_state.draft.token_ids)
+        found += [*known, *[0] * (end - start - len(known))]
+    return found
