@@ -30,7 +30,6 @@ from sglang_parse.core.phases import (
     DraftPlan,
     Phase,
     RequestPolicy,
-    TraceRecord,
 )
 from sglang_parse.core.request_telemetry import RequestTelemetry
 from sglang_parse.core.request_text import RequestText
@@ -283,13 +282,7 @@ class RequestState:
         self.num_inflight -= 1
 
     def finish_round(
-        self,
-        accepted_len: int,
-        matched: int,
-        num_target: int,
-        *,
-        has_failed: bool = False,
-        record: TraceRecord | None = None,
+        self, accepted_len: int, matched: int, num_target: int, *, has_failed: bool = False
     ) -> None:
         """Counts a verified draft; ``start_draft`` or ``start_decode`` follows.
 
@@ -297,14 +290,12 @@ class RequestState:
             matched: draft tokens after them that equal the target's choices.
             num_target: output tokens after the accepted ones.
             has_failed: the draft brought nothing.
-            record: the trace's, if the request keeps one.
         """
         if self.draft.source == MODEL:
             self.num_failed = self.num_failed + 1 if has_failed else 0
         elif self.draft.source == EAGLE3:
             self.num_decoded += accepted_len + num_target
-        source = self.draft.source
-        self.telemetry.count_round(source, accepted_len, matched, num_target, record)
+        self.telemetry.count_round(self.draft.source, accepted_len, matched, num_target)
 
     def finish_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
         self.num_decoded += num_tokens

@@ -1,5 +1,4 @@
-"""What a server tells about one request: counts, times, its trace. Nothing depends on it but
-metrics, ``meta_info`` and, under overlap, what a retraction takes back."""
+"""What a server tells about one request: counts, times, its trace. No output depends on it."""
 
 from __future__ import annotations
 
@@ -53,14 +52,7 @@ class RequestTelemetry:
         self.stats.drafted_tokens += num_tokens
         self.source(source).drafted_tokens += num_tokens
 
-    def count_round(
-        self,
-        source: str,
-        accepted_len: int,
-        matched: int,
-        num_target: int,
-        record: TraceRecord | None = None,
-    ) -> None:
+    def count_round(self, source: str, accepted_len: int, matched: int, num_target: int) -> None:
         """Counts a verified draft; see ``RequestState.finish_round``."""
         self.num_target_run, self.num_matched_run = num_target, matched
         self.last_source = source
@@ -68,9 +60,11 @@ class RequestTelemetry:
             stats.rounds += 1
             stats.accepted_tokens += accepted_len
             stats.matched_tokens += matched
-        if record is not None:
-            self.trace.append(record)
-            self.trace_bytes += _size_of(record)
+
+    def add_record(self, record: TraceRecord) -> None:
+        """Adds a round to the trace."""
+        self.trace.append(record)
+        self.trace_bytes += _size_of(record)
 
     def count_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
         self.num_target_run, self.num_matched_run = num_tokens, 0

@@ -167,12 +167,13 @@ class Committer:
         accepted_len = selection.accepted_len
         bonus = self._bonus_tokens(req, accepted_len, result)
         matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
-        record = None
+        has_failed = self._observe(req, result, verdicts, accepted_len, matched)
+        state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed)
         if state.policy.keep_trace and not state.telemetry.is_trace_full:
             layers = self.judge.layers if self.judge else ()
-            record = trace_record(state, result, verdicts, selection, bonus, judge, layers)
-        has_failed = self._observe(req, result, verdicts, accepted_len, matched)
-        state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed, record=record)
+            state.telemetry.add_record(
+                trace_record(state, result, verdicts, selection, bonus, judge, layers)
+            )
         return Accepted((*draft.token_ids[:accepted_len], *bonus), draft, selection)
 
     def _select(self, req: Req, result: TargetResult, verdicts: Verdicts) -> Selection:

@@ -54,8 +54,7 @@ class TargetResult:
         logprobs: [num_tokens] each token row's ``logprobs.Record``, if ``asks_logprobs``.
         answers: [num_answers] verdict and mass: p(accept) / (p(accept) + p(reject)), and
             p(accept) + p(reject).
-        hidden: [num_rows, width] its captured hidden states, if ``keeps_hidden``: a trace needs
-            them.
+        hidden: [num_rows, width] its captured hidden states, if a trace needs them.
         fault: why the other results are meaningless: the target's logits held a NaN, or its
             adjusted ones nothing finite.
     """
@@ -73,7 +72,6 @@ class TargetResult:
     asks_logprobs: bool = False
     logprobs: Sequence[Record] = ()
     answers: Sequence[tuple[float, float]] = ()
-    keeps_hidden: bool = False
     hidden: torch.Tensor | None = None
     fault: str = ""
 
@@ -99,9 +97,8 @@ class TargetResult:
         choices = zip(tokens, self.target_tokens, self.logprobs, strict=False)
         return [(record[int(token != choice)], record) for token, choice, record in choices]
 
-    def fill(self, start: int, values: Iterator[Sequence[float]]) -> None:
-        """Takes its own of the forward's rows, from ``start``, and ``values``."""
-        self.start = start
+    def fill(self, values: Iterator[Sequence[float]]) -> None:
+        """Takes its own of the forward's ``values``."""
         rows = [*islice(values, self.num_tokens)]
         tokens = [row[0] for row in rows]
         self.scores = [row[1:] for row in rows]
@@ -163,24 +160,24 @@ class TargetForward:
         self._values = broadcast(values)
         self._on_host = HostCopy(self._values)
         self.made = self._on_host.made
+        start = 0
         for result in results:
             req = reqs[result.row]
+            result.start, start = start, start + result.num_rows
+            if hidden is not None and req.parse_state.policy.keep_hidden_states:
+                result.hidden = hidden[result.hidden_rows]
             result.asks_logprobs = req.return_logprob
-            result.keeps_hidden = hidden is not None and req.parse_state.policy.keep_hidden_states
             is_proposed = result.action is Action.EAGLE_DECODE
             result.is_chain = is_proposed and req.parse_state.waits_for_chain
         self._records = HostCopy(torch.cat([*records])) if records else None
 
     def wait(self) -> Sequence[TargetResult]:
-        values, start = iter(self._on_host.tolist()), 0
+        values = iter(self._on_host.tolist())
         records = iter(self._records.tolist() if self._records else ())
         for result in self._results:
             if result.asks_logprobs:
                 result.logprobs = [*islice(records, result.num_tokens)]
-            result.fill(start, values)
-            if result.keeps_hidden and self.hidden is not None:
-                result.hidden = self.hidden[result.hidden_rows]
-            start += result.num_rows
+            result.fill(values)
         for req in self.decoding if self.is_decode_only else ():
             req.parse_state.arrive_decode()
         return self._results

@@ -559,7 +559,7 @@ def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch):
     assert len(sizes) < 4
     before = one.state.telemetry.trace_bytes
     record = {**one.state.telemetry.trace[0], "hidden_states": {"data": "x" * 10**6}}
-    one.state.finish_round(0, 0, 0, record=record)
+    one.state.telemetry.add_record(record)
     assert one.state.telemetry.trace_bytes == before + sizes[0] + 10**6
 
 
@@ -648,7 +648,7 @@ def test_a_fault_of_the_logits_is_named():
     one = Round([11, 12, 13, 14])
     for fault, value in (("NaN in the target model's logits", math.nan), (NO_LOGITS, math.inf)):
         result = TargetResult(0, Action.VERIFY, 2, num_tokens=2)
-        result.fill(0, iter([[5.0], [value]]))
+        result.fill(iter([[5.0], [value]]))
         assert result.fault == fault
         assert commit(one, result) == []
         assert one.state.fault == fault

@@ -138,14 +138,14 @@ class EndpointSource(TextSource):
             return
         self.close(req)
         num_tokens = min(tokens_left(req), MAX_DRAFTS * self._config.draft_tokens)
-        question = DraftRequest(
+        wanted = DraftRequest(
             messages=req.parse_messages,
             prompt_ids=req.origin_input_ids,
             answer_ids=[*state.output_ids],
             max_tokens=num_tokens,
             temperature=0.0 if is_greedy(req) else req.sampling_params.temperature,
         )
-        stream = req.parse_incoming[self.name] = self._client.ask(question)
+        stream = req.parse_incoming[self.name] = self._client.ask(wanted)
         # For requests that end without notice, such as in their prefill.
         weakref.finalize(req, stream.close).atexit = False
 
