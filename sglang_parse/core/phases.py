@@ -66,7 +66,7 @@ class RequestPolicy:
             the request or would not pay for itself; else "".
         uses_eagle: the EAGLE-3 head runs for this request, for itself or for later turns.
         allow_async_decode: a decode step may launch before the last one's token is on the host.
-        is_adjusted: its parameters change logits before a token is chosen (``engine.adjust``).
+        is_adjusted: its parameters change logits before a token is chosen (``engine.logits``).
         stop_ids: token ids that finish the request; empty under ``ignore_eos``.
         certified: whether the server's certificate covers the request; None without one.
         fingerprint: the server's, returned with a trace.

@@ -58,9 +58,9 @@ class RequestState:
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
         eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
-        grammar: what a constrained request may choose (``engine.grammar.GrammarWalk``).
+        grammar: what a constrained request may choose (``engine.logits.grammar.GrammarWalk``).
         output_counts: how often each token is in its output, if that is penalized
-            (``engine.adjust.OutputCounts``).
+            (``engine.logits.adjust.OutputCounts``).
         output_ids: output tokens on the host.
         committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those of
             them that the last prefill wrote.

@@ -26,7 +26,8 @@ from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.faults import DraftGuard
-from sglang_parse.engine.heads import CapturedLayers, Head
+from sglang_parse.engine.judge.head import CapturedLayers, Head
+from sglang_parse.engine.judge.judge import Judge
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.schedule import Schedule
 from sglang_parse.engine.sources.answers import AnswerSource
@@ -39,7 +40,6 @@ from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, TextEncoder
 from sglang_parse.engine.sources.text import TextParts, TextSource
 from sglang_parse.engine.target import TargetModel
-from sglang_parse.engine.verdicts import Judge
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
 from sglang_parse.startup.certificates import Certified, certified_server

@@ -22,13 +22,13 @@ from sglang_parse.core.selection import Selection, matching_tokens, select, up_t
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.engine.faults import contain_request
-from sglang_parse.engine.grammar import ends_in_forced_text, num_allowed
+from sglang_parse.engine.judge.judge import Judge, Verdicts
+from sglang_parse.engine.logits.grammar import ends_in_forced_text, num_allowed
 from sglang_parse.engine.requests import completes_answer, is_complete, is_gone, tokens_left
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.eagle import take_chain
 from sglang_parse.engine.trace import trace_record
-from sglang_parse.engine.verdicts import Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
 
 logger = logging.getLogger(__name__)

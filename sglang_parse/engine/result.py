@@ -11,7 +11,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.device import on_device
-from sglang_parse.engine.logprobs import TokenLogprobs, write_logprobs
+from sglang_parse.engine.logits.logprobs import TokenLogprobs, write_logprobs
 from sglang_parse.engine.sglang_types import ScheduleBatch
 
 

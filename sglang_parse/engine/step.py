@@ -25,7 +25,7 @@ from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
 from sglang_parse.engine.drafting.draft_prefill import is_prefilled
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.faults import end_request
-from sglang_parse.engine.logprobs import TokenLogprobs
+from sglang_parse.engine.logits.logprobs import TokenLogprobs
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.requests import is_gone, rows_by_action
 from sglang_parse.engine.result import PendingResult

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from sglang_parse.core.phases import ANSWERS, TraceRecord
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.selection import Selection
-from sglang_parse.engine.heads import encode_hidden_states
-from sglang_parse.engine.verdicts import Judge, Verdicts
+from sglang_parse.engine.judge.head import encode_hidden_states
+from sglang_parse.engine.judge.judge import Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
 
 

@@ -17,7 +17,6 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.phases import Action
 from sglang_parse.device import HostCopy, on_device
-from sglang_parse.engine.adjust import LogitsRows, adjust
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.faults import NAN_IN_TARGET, NO_LOGITS, nan_rows
 from sglang_parse.engine.forward import (
@@ -27,13 +26,15 @@ from sglang_parse.engine.forward import (
     run_forward,
     verify_rows,
 )
-from sglang_parse.engine.heads import Head, next_likelihoods
-from sglang_parse.engine.logprobs import LogprobRows, Record, TokenLogprobs
+from sglang_parse.engine.judge.head import Head, next_likelihoods
+from sglang_parse.engine.judge.judge import Judge
+from sglang_parse.engine.logits.adjust import adjust
+from sglang_parse.engine.logits.logprobs import LogprobRows, Record, TokenLogprobs
+from sglang_parse.engine.logits.rows import LogitsRows
+from sglang_parse.engine.logits.sampling import prepare_rows
 from sglang_parse.engine.requests import asks_logprobs, is_adjusted, needs_hidden_states
-from sglang_parse.engine.sampling import prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
-from sglang_parse.engine.verdicts import Judge
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.engine import admission, pass_graphs
 from sglang_parse.engine.build import build_engine
 from sglang_parse.engine.faults import contain_request
-from sglang_parse.engine.grammar import needs_matchers
+from sglang_parse.engine.logits.grammar import needs_matchers
 from sglang_parse.engine.overlap import Pipeline
 from sglang_parse.engine.prefill import prefill
 from sglang_parse.engine.prewarm import prewarm

@@ -40,7 +40,8 @@ from sglang_parse.engine import commit as commit_module
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.faults import NO_LOGITS
 from sglang_parse.engine.forward import verify_rows
-from sglang_parse.engine.heads import Head
+from sglang_parse.engine.judge.head import Head
+from sglang_parse.engine.judge.judge import WINDOW, Judge, Verdicts
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
 from sglang_parse.engine.sources.eagle import EagleSource
@@ -48,7 +49,6 @@ from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts
 from sglang_parse.engine.sources.text import TextParts, TextSource
 from sglang_parse.engine.trace import trace_record
-from sglang_parse.engine.verdicts import WINDOW, Judge, Verdicts
 from sglang_parse.engine.verify import TargetResult
 from support.watched import Watched
 

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.request import RequestState
-from sglang_parse.engine.grammar import (
+from sglang_parse.engine.logits.grammar import (
     GrammarWalk,
     ends_in_forced_text,
     forced_after,

@@ -18,7 +18,8 @@ import torch
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.phases import Action, Phase, RequestPolicy
-from sglang_parse.engine.adjust import LogitsRows, adjust
+from sglang_parse.engine.logits.adjust import adjust
+from sglang_parse.engine.logits.rows import LogitsRows
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support import fake_engine
 from support.fake_engine import (

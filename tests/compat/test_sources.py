@@ -27,7 +27,7 @@ from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.core.text_match import TextMatch
-from sglang_parse.engine import grammar as grammar_module
+from sglang_parse.engine.logits import grammar as grammar_module
 from sglang_parse.engine.sources import chain as chain_module
 from sglang_parse.engine.sources import endpoint as endpoint_module
 from sglang_parse.engine.sources.answers import AnswerSource

@@ -277,9 +277,9 @@ def engine_for(
     from sglang_parse.engine.drafting.drafter import Drafter
     from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
     from sglang_parse.engine.faults import DraftGuard
+    from sglang_parse.engine.judge.judge import Judge
     from sglang_parse.engine.parts import Engine
     from sglang_parse.engine.target import TargetModel
-    from sglang_parse.engine.verdicts import Judge
     from sglang_parse.engine.verify import Verifier
 
     table = batch.req_to_token_pool.req_to_token

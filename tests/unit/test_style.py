@@ -114,12 +114,11 @@ def test_the_policy_keeps_its_budget():
     assert len(fields(PolicyConfig)) <= 25
 
 
-PACKAGE_LINES = 17_422
+PACKAGE_LINES = 17_430
 MAX_FILE_LINES = 350
 LONGER_FILES = {
     "core/config.py",
     "core/policy/controller.py",
-    "engine/adjust.py",
     "engine/verify.py",
 }
 

@@ -35,7 +35,6 @@ from sglang_parse.core.mask import flat_mask_at, qlen_only_mask
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
-from sglang_parse.engine.adjust import adjust
 from sglang_parse.engine.batch import max_forward_rows, spans_within
 from sglang_parse.engine.broadcast import broadcast, broadcast_tokens
 from sglang_parse.engine.drafting.batches import block_batch
@@ -44,8 +43,9 @@ from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.draft_prefill import kv_len, prefill_up_to
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import max_logits_rows
+from sglang_parse.engine.logits.adjust import adjust
+from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.requests import is_adjusted, sequence_slice
-from sglang_parse.engine.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 

@@ -15,7 +15,7 @@ from sglang_parse.core.phases import EAGLE3, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.drafting import Acceptance
 from sglang_parse.core.stage import Stage
-from sglang_parse.engine.grammar import num_allowed
+from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.sglang_types import Req
 
 BYPASSED = f"{EAGLE3}: the head does not run for this request"

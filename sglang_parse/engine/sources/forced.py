@@ -10,7 +10,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import GRAMMAR, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextSourceStats
-from sglang_parse.engine.grammar import forced_after
+from sglang_parse.engine.logits.grammar import forced_after
 from sglang_parse.engine.requests import tokens_left
 from sglang_parse.engine.sglang_types import Req
 

@@ -16,7 +16,7 @@ from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.text_match import TextMatch
-from sglang_parse.engine.grammar import num_allowed
+from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.requests import stop_id_of, tokens_left
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.incoming import IncomingTexts, News

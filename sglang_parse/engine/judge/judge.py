@@ -1,7 +1,7 @@
 """Verdicts: what a verify pass needs for them, and how they are read from it.
 
 A verdict is a number per prefix of a draft. Everything that depends on where it comes from, a
-question or a verdict head (``heads``), is here: the rows that a verify pass needs for it, reading
+question or a verdict head (``head``), is here: the rows that a verify pass needs for it, reading
 it from the forward, and watching whether it can be trusted. The rest of the engine sees prefix ends
 and numbers.
 """
@@ -27,8 +27,8 @@ from sglang_parse.core.selection import (
     matching_tokens,
 )
 from sglang_parse.core.strict import Refusal, find_refusal
-from sglang_parse.engine.grammar import free_ends
-from sglang_parse.engine.heads import Head
+from sglang_parse.engine.judge.head import Head
+from sglang_parse.engine.logits.grammar import free_ends
 from sglang_parse.engine.requests import completes_answer, is_greedy
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.telemetry.drift import DriftWatch
