@@ -19,7 +19,7 @@ class ParseAlgorithm(CustomSpecAlgo):
         return False
 
     def supports_grammar_overlap(self) -> bool:
-        """Returns True: the worker walks grammars itself (``engine.grammar``), and takes the
+        """Returns True: the worker walks grammars itself (``engine.logits.grammar``), and takes the
         barrier where it does not."""
         return True
 

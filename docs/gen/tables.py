@@ -322,7 +322,9 @@ CHOICES = {
         "`--speculative-draft-model-path`; blocks are the default for it"
     ),
     "any other draft model": "`--speculative-draft-model-path`",
-    "an EAGLE-3 head of the draft model": "not built yet",
+    "an EAGLE-3 head of the draft model": (
+        "`--parse-draft-eagle3-path` beside `--speculative-draft-model-path`"
+    ),
     "an EAGLE-3 head of the target": (
         "on Triton `--parse-eagle3-path`; else stock SGLang's `--speculative-algorithm EAGLE3`"
     ),

@@ -27,7 +27,8 @@ def _capture_plain_steps(original: Callable, self: Any, *args: Any, **kwargs: An
     self.spec_algorithm = SpeculativeAlgorithm.NONE
     try:
         with ExitStack() as stack:
-            if config.captures_hidden_states and not self.is_draft_worker:
+            has_head = config.draft_eagle3_path
+            if has_head if self.is_draft_worker else config.captures_hidden_states:
                 features = get_exec().features
                 stack.enter_context(features.override(return_hidden_states_mode="full"))
             original(self, *args, **kwargs)
@@ -90,7 +91,7 @@ PATCH = Patch(
     "`get_req_to_token_extra_context_len` widens the rows of `req_to_token` by it, and "
     "`meta_info`'s `spec_accept_rate` divides by it.",
     how="while a PARSE server's target or draft captures graphs, its `spec_algorithm` is `NONE`; "
-    "for the target of an EAGLE-3 or verdict head, `return_hidden_states_mode` is `full`, as with "
+    "for the model of an EAGLE-3 or verdict head, `return_hidden_states_mode` is `full`, as with "
     "SGLang's own EAGLE-3. A draft then captures prefill graphs, of sizes that double. While "
     "attention backends and LoRA are created, the number of draft tokens is `None`, as without "
     "speculation. Other servers call the original.",

@@ -17,6 +17,8 @@
     phases         records of a request's state machine: phases, actions, plans, outcomes
     stage          wall time of a stage of one iteration
     request        state of one request and its transitions
+    request_telemetry  what is told about one request
+    request_text   a text that drafts for one request
     text_match     place of an answer in a text that may draft it
     answers        earlier answers by the end of a prompt or an answer
     kv_demand      actions and KV slots of the running requests in the next iteration

@@ -10,7 +10,7 @@ row the choices of unused places are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,12 +19,20 @@ import torch
 from sglang_parse.core.block import NO_TOKEN, Masks
 from sglang_parse.core.simulation import block_tokens
 
+HeadForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""A forward of an EAGLE-3 head: (ids int64 [n, w] of the tokens after those at the positions starts
+int64 [n] and on, starts, hidden states [n, w, width] at these positions) -> (its choices int64
+[n, w] of the tokens after ``ids``, its own hidden states [n, w, its width])."""
 UNIT, GOLDEN = 1 << 16, 40503
 """A fixed-point 1, and what spreads squares of places evenly over it."""
 
 
 class ChainState(NamedTuple):
     """State from which the requests' next blocks start: int64 tensors on the device.
+
+    After "a b c" with KV for "a b", of which masks propose "d e": starts 2, last c, candidates
+    [d, e], num_candidates 2. The next block's row of c chooses d, that of d chooses x: d and x are
+    accepted, and the block behind them starts at 4, with x last.
 
     Attributes:
         starts: [n] position of the first accepted token without KV, usually the last accepted one.
@@ -89,7 +97,11 @@ def matched_candidates(state: ChainState, choices: torch.Tensor) -> torch.Tensor
 
 
 def accept_blocks(
-    masks: Masks, state: ChainState, choices: torch.Tensor, mask_id: int
+    masks: Masks,
+    state: ChainState,
+    choices: torch.Tensor,
+    mask_id: int,
+    proposed: torch.Tensor | None = None,
 ) -> tuple[ChainState, torch.Tensor]:
     """Accepts one block of each request.
 
@@ -99,9 +111,10 @@ def accept_blocks(
     is accepted.
 
     Args:
-        masks: real rows that masks follow, ``LAST`` or ``EVERY``.
+        masks: real rows that masks follow, ``LAST`` or ``EVERY``; or ``HEAD``.
         choices: int64 [n, rows] each row's choice or ``NO_TOKEN``: K real rows, then K - 1 masks
             (``LAST``) or K times K - 1 (``EVERY``).
+        proposed: int64 [n, K - 1] what a head proposed (``propose``).
 
     Returns:
         The state after the blocks, and int64 [n, 2 * K + 1] records for ``accepted_block``. A
@@ -110,11 +123,12 @@ def accept_blocks(
     num_masks = state.candidates.shape[1]
     size, place = num_masks + 1, torch.arange(num_masks, device=choices.device)
     matched = matched_candidates(state, choices)
-    if masks is Masks.EVERY:
-        first, proposes = size + matched * num_masks, torch.ones_like(matched, dtype=torch.bool)
-    else:
+    if masks is Masks.LAST:
         first, proposes = matched + 1, matched == state.num_candidates
-    proposed = choices.gather(1, first[:, None] + place)
+    else:
+        first, proposes = size + matched * num_masks, torch.ones_like(matched, dtype=torch.bool)
+    if proposed is None:
+        proposed = choices.gather(1, first[:, None] + place)
     proposed = torch.where(proposes[:, None], proposed, mask_id)
     is_sound = (choices != NO_TOKEN).all(1)
     num_accepted, num_proposed = is_sound * (matched + 1), proposes * num_masks
@@ -126,9 +140,34 @@ def accept_blocks(
         torch.where(is_sound, num_proposed, state.num_candidates),
         torch.where(is_sound, 0, state.num_known),
     )
-    new = choices.gather(1, state.num_known[:, None] + torch.arange(size, device=choices.device))
+    at = state.num_known[:, None] + torch.arange(size, device=choices.device)
+    new = choices.gather(1, at.clamp_(max=choices.shape[1] - 1))
     num_new = is_sound * (matched + 1 - state.num_known)
     return after, torch.cat((num_new[:, None], num_proposed[:, None], new, proposed), 1)
+
+
+def propose(
+    forward: HeadForward, state: ChainState, choices: torch.Tensor, hidden: torch.Tensor
+) -> torch.Tensor:
+    """int64 [n, K - 1] what an EAGLE-3 head proposes after the tokens that a block accepts.
+
+    Its first forward writes its KV of the block's rows, where a row's next token is the candidate
+    that is accepted there, or the choice after the last one. Each further one is a step behind it.
+
+    Args:
+        choices: int64 [n, K] as for ``accept_blocks``.
+        hidden: [n, K, width] the draft model's hidden states.
+    """
+    size, matched = choices.shape[1], matched_candidates(state, choices)
+    at, following = matched[:, None], torch.nn.functional.pad(state.candidates, (0, 1))
+    ids = following.scatter(1, at, choices.gather(1, at).clamp(min=0))
+    tokens, hidden = forward(ids, state.starts, hidden)
+    proposed = [tokens.gather(1, at)]
+    hidden = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[2]))
+    for step in range(1, size - 1):
+        tokens, hidden = forward(proposed[-1], state.starts + matched + step, hidden)
+        proposed.append(tokens)
+    return torch.cat(proposed, 1)[:, : size - 1]
 
 
 def _simulated_matches(state: ChainState, num_tokens: float) -> torch.Tensor:

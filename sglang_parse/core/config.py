@@ -23,7 +23,6 @@ from sglang_parse.core.json_file import read_json_file
 from sglang_parse.core.judge import (
     LIKELIHOOD,
     LIKELIHOOD_STRICT,
-    LIKELIHOOD_THRESHOLD,
     MAX_LAYERS,
     QUESTION,
     JudgeError,
@@ -69,8 +68,12 @@ class ParseConfig(BaseModel):
     smaller ones let other requests decode sooner. If not set, adapts to the load."""
     draft_parallel_tokens: str = Field("auto", json_schema_extra={"metavar": "N"})
     """Maximum tokens per draft model forward, 1 to 16. Above 1, the draft model fills mask tokens,
-    as PARD draft models are trained to, and verifies them itself. 'auto' uses what the draft
-    model's files say and what is faster at the current load."""
+    as PARD draft models are trained to, or its EAGLE-3 head proposes, and verifies them itself.
+    'auto' uses what the draft model's files say and what is faster at the current load."""
+    draft_eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
+    """Path of an EAGLE-3 head of the draft model. It proposes tokens that the draft model's next
+    forward verifies: up to --parse-draft-parallel-tokens per forward, 4 by default, and the same
+    text."""
     max_prefixes: int = Field(16, ge=1, le=MAX_PREFIXES)
     """Maximum prefixes verified per round; further segments are merged. If not set, adaptive
     drafting asks about one, the whole draft."""
@@ -87,7 +90,7 @@ class ParseConfig(BaseModel):
     threshold: Threshold | str = Field(0.5, json_schema_extra={"metavar": "NUMBER_OR_FILE"})
     """Minimum verdict that accepts a prefix, 0 to 1. Above 1 nothing is accepted, and greedy output
     equals the plain target's. Or the output file of ``sglang-parse calibrate``, for the threshold
-    certified there. If not set, a trained verdict head has its own, and the likelihood 0.2."""
+    certified there. If not set, a trained verdict head has its own."""
     strict: str = Field(
         AUTO,
         description="Classes of tokens that must be the target's own choice, whatever their "
@@ -271,11 +274,8 @@ class ParseConfig(BaseModel):
         certificate = self.certificate
         if certificate is not None and certificate.threshold is not None:
             return certificate.threshold
-        if "threshold" not in self.model_fields_set:
-            if self.head and self.head.threshold:
-                return self.head.threshold
-            if self.uses_likelihood:
-                return LIKELIHOOD_THRESHOLD
+        if "threshold" not in self.model_fields_set and self.head and self.head.threshold:
+            return self.head.threshold
         return float(self.threshold)
 
     @property

@@ -28,7 +28,7 @@ _STATS = tuple(field.name for field in fields(Stats))
 
 def request_counts(req: Any) -> dict[str, float]:
     """Returns the counts of one request as its client sees them."""
-    stats = req.parse_state.stats
+    stats = req.parse_state.telemetry.stats
     values = {name: getattr(stats, name) for name in _STATS}
     accepted, matched = _hidden_tokens(req)
     values["accepted_tokens"] -= accepted
@@ -41,11 +41,11 @@ def request_counts(req: Any) -> dict[str, float]:
 def source_counts(req: Any) -> dict[str, dict[str, float]]:
     """Returns the counts of each source of a request's drafts as its client sees them."""
     state = req.parse_state
-    counts = {source: asdict(stats) for source, stats in state.sources.items()}
-    if state.last_source:
+    counts = {source: asdict(stats) for source, stats in state.telemetry.sources.items()}
+    if state.telemetry.last_source:
         accepted, matched = _hidden_tokens(req)
-        counts[state.last_source]["accepted_tokens"] -= accepted
-        counts[state.last_source]["matched_tokens"] -= matched
+        counts[state.telemetry.last_source]["accepted_tokens"] -= accepted
+        counts[state.telemetry.last_source]["matched_tokens"] -= matched
     return counts
 
 
@@ -53,7 +53,9 @@ def _hidden_tokens(req: Any) -> tuple[int, int]:
     """(accepted, matched) draft tokens after a stop inside the last run, which are not output."""
     if not req.finished():
         return 0, 0
-    return req.parse_state.last_of_output(len(req.output_ids) - len(req.output_ids_through_stop))
+    return req.parse_state.telemetry.last_of_output(
+        len(req.output_ids) - len(req.output_ids_through_stop)
+    )
 
 
 Totals = dict[tuple[str, str], float]
@@ -110,7 +112,7 @@ class Counters:
 
     def observe_output(self, state: RequestState, now: float) -> None:
         """Records the ITL of a decoding request that outputs tokens at ``now``."""
-        itl = state.itl(now)
+        itl = state.telemetry.itl(now, decodes=state.target_decodes)
         if itl is not None:
             self.observe("decode_itl_seconds", (itl,))
 
@@ -131,7 +133,7 @@ class Counters:
             return
         now = {**request_counts(req), "requests": 1, "faults": int(bool(state.fault))}
         for count, value in now.items():
-            growth = state.count(count, value)
+            growth = state.telemetry.count(count, value)
             if growth > 0:
                 name, label_value, factor = _COUNTERS.get(count, (f"{count}_total", "", 1.0))
                 if state.policy.is_plain and count == "requests":
@@ -141,7 +143,7 @@ class Counters:
                 self.count(name, growth * factor, label_value)
         for source, counts in source_counts(req).items():
             for count, value in counts.items():
-                growth = state.count(f"{source} {count}", value)
+                growth = state.telemetry.count(f"{source} {count}", value)
                 if growth > 0:
                     name, factor = _SOURCE_COUNTERS.get(count, (f"source_{count}_total", 1.0))
                     self.count(name, growth * factor, source)

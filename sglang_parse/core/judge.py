@@ -38,9 +38,8 @@ QUESTION, LIKELIHOOD = "question", "likelihood"
 """Judges that need no folder."""
 LIKELIHOOD_SCALARS = (1.0, 1.0)
 LIKELIHOOD_BIAS = -math.log(0.3)
-LIKELIHOOD_THRESHOLD, LIKELIHOOD_STRICT = 0.2, ("numbers", "code")
-"""The likelihood's, unless others are set. Where wording is all that it judges, a real pair lost no
-right answers at 0.2 that 100 problems could show (docs/choosing.md, "What a threshold costs")."""
+LIKELIHOOD_STRICT = ("numbers", "code")
+"""The likelihood's classes, unless others are set (docs/choosing.md, "What a threshold costs")."""
 FILE, WEIGHTS = "judge.json", "judge.safetensors"
 MAX_LAYERS = 3
 

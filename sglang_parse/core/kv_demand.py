@@ -29,6 +29,10 @@ _ACTIONS = {
 class KvDemand:
     """KV slots that one request has and needs. Lengths in tokens.
 
+    committed 100, 20 tokens of a draft so far, 16 more in this iteration: lookahead_slots 36, for
+    the anchor and 35 draft tokens, as the last one has no KV yet; max_verify_slots 37 and its
+    questions' tokens, so that no chunk begins that could not be verified.
+
     Attributes:
         committed: tokens with final KV; ``allocated``: SGLang's ``kv_allocated_len``.
         lookahead_slots: slots after the committed ones that its action needs.

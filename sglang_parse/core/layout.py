@@ -54,6 +54,12 @@ class PseudoSequence:
 class RequestLayout:
     """The rows of one request.
 
+    An anchor and 4 draft tokens behind a context of 10, a question of 3 tokens about the first 2:
+
+    >>> rows = RequestLayout(10, 5, visible_lens=(3,), question_lens=(3,))
+    >>> rows.num_rows
+    8
+
     Attributes:
         prefix_len: context tokens in the KV cache.
         num_draft_rows: causal draft rows, at least 1.

@@ -66,7 +66,7 @@ class RequestPolicy:
             the request or would not pay for itself; else "".
         uses_eagle: the EAGLE-3 head runs for this request, for itself or for later turns.
         allow_async_decode: a decode step may launch before the last one's token is on the host.
-        is_adjusted: its parameters change logits before a token is chosen (``engine.adjust``).
+        is_adjusted: its parameters change logits before a token is chosen (``engine.logits``).
         stop_ids: token ids that finish the request; empty under ``ignore_eos``.
         certified: whether the server's certificate covers the request; None without one.
         fingerprint: the server's, returned with a trace.
@@ -127,10 +127,16 @@ server, the target's EAGLE-3 head, text that a grammar forces, the tokens that a
 class Draft:
     """Draft tokens after the last committed token.
 
+    >>> draft = Draft([5, 6, 7, 8], prefix_ends=[2, 3], question_ids=[(90, 91), (90, 91)])
+    >>> draft.verified_ids  # the last line is not over: nothing is asked about it
+    [5, 6, 7]
+    >>> draft.num_rows  # the anchor, three tokens, two questions
+    8
+
     Attributes:
         finished: the last one is a stop token: the draft model ended the answer.
         is_truncated: KV slots ran short; it is counted as such.
-        candidates: unverified proposals of mask tokens for what follows (``block``).
+        candidates: unverified proposals of mask tokens, or of a head, for what follows (``block``).
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
     """
@@ -171,6 +177,12 @@ class Draft:
 
 class VerifyOutcome(NamedTuple):
     """The result of one verified draft. Ends are draft offsets.
+
+    Of 9 draft tokens 8 were verified, the prefix of 5 refused, that of 3 accepted, and the target
+    chose the fourth itself:
+
+    >>> VerifyOutcome(9, 8, 3, reject_end=5, is_finished=False, num_matched=1).num_output
+    4
 
     Attributes:
         num_verified: draft tokens up to the last prefix's end.

@@ -10,13 +10,12 @@ Transitions in one iteration:
     launch_draft       draft tokens are in flight           launch_decode   a decode token is
     add_draft          draft tokens arrive                  ask             the draft is complete
     finish_round       its verify pass has been decided     finish_decode   decode tokens arrived
-    start_draft        drafting begins, after either        start_decode    the target decodes
-    write              tokens are output
+    write              its tokens are output, after either
+    start_draft        drafting begins behind them          start_decode    the target decodes
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,53 +30,16 @@ from sglang_parse.core.phases import (
     DraftPlan,
     Phase,
     RequestPolicy,
-    SourceStats,
-    Stats,
-    TraceRecord,
 )
-from sglang_parse.core.policy.texts import TextLength
+from sglang_parse.core.request_telemetry import RequestTelemetry
+from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.selection import up_to_stop
 from sglang_parse.core.strict import CodeBlocks
-from sglang_parse.core.text_match import TextMatch
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
 NAN_IN_TARGET = "NaN in the target model's logits"
 NAN_CAUSE = "its weights are damaged, joined in the wrong order, or too large for --dtype"
 NAN_FIX = "load its weights again from their source, or set --dtype bfloat16 or float32"
-MAX_TRACE_BYTES = 2**27
-"""Of one request's trace, as JSON; the round that exceeds it is its last one."""
-
-
-@dataclass(slots=True)
-class RequestText:
-    """A text that drafts for one request.
-
-    Attributes:
-        match: where the answer is in it.
-        length: chooses its drafts' lengths; ``cost``: the last draft's, beyond a decode step.
-        waited_ms: how long its request has waited for the next one.
-        is_complete: nothing is added to it any more.
-        ends_answer: the answer ends where it does.
-        num_unused: characters of it that were left out, because no answer can be as long.
-    """
-
-    match: TextMatch
-    length: TextLength
-    cost: float = 0.0
-    waited_ms: float = 0.0
-    is_complete: bool = True
-    ends_answer: bool = False
-    num_unused: int = 0
-
-    def count_covered(self, output_ids: Sequence[int]) -> tuple[int, int]:
-        """(tokens of the text that are in the answer, tokens that are not).
-
-        Args:
-            output_ids: all of a finished answer.
-        """
-        self.match.follow(output_ids[self.match.num_seen :])
-        covered = min(self.match.num_covered, len(output_ids), len(self.match))
-        return covered, len(self.match) - covered
 
 
 @dataclass(slots=True)
@@ -96,9 +58,9 @@ class RequestState:
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
         eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
-        grammar: what a constrained request may choose (``engine.grammar.GrammarWalk``).
+        grammar: what a constrained request may choose (``engine.logits.grammar.GrammarWalk``).
         output_counts: how often each token is in its output, if that is penalized
-            (``engine.adjust.OutputCounts``).
+            (``engine.logits.adjust.OutputCounts``).
         output_ids: output tokens on the host.
         committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those of
             them that the last prefill wrote.
@@ -106,16 +68,9 @@ class RequestState:
         num_decoded: output tokens of decode steps, and of the EAGLE-3 head's drafts.
         is_thinking, num_scanned: a think block is open after the first ``num_scanned`` tokens.
         fault: why the request must end with an error.
-        last_decode_at: time of its last output, in seconds, while the target decodes.
-        num_target_run, num_matched_run: tokens of the last output that the target chose, and how
-            many of those are matched draft tokens.
-        stats: counters for ``meta_info``; ``sources``: those of each source of drafts.
         texts: by source, a text that drafts for it.
-        last_source: source of the last verified draft.
-        strict_refusals: by class, drafts whose acceptance one of its tokens has ended.
         code: whether its output is in a block of code, as far as a strict class asked.
-        trace: one record per round; ``trace_bytes``: their size as JSON.
-        counted: what ``counters.Counters`` has counted so far.
+        telemetry: what is told about it.
     """
 
     policy: RequestPolicy
@@ -142,18 +97,9 @@ class RequestState:
     is_thinking: bool = False
     num_scanned: int = 0
     fault: str = ""
-    last_decode_at: float | None = None
-    num_target_run: int = 1
-    num_matched_run: int = 0
-    stats: Stats = field(default_factory=Stats)
-    sources: dict[str, SourceStats] = field(default_factory=dict)
     texts: dict[str, RequestText] = field(default_factory=dict)
-    last_source: str = ""
-    strict_refusals: dict[str, int] = field(default_factory=dict)
     code: CodeBlocks = field(default_factory=CodeBlocks)
-    trace: list[TraceRecord] = field(default_factory=list)
-    trace_bytes: int = 0
-    counted: dict[str, float] = field(default_factory=dict)
+    telemetry: RequestTelemetry = field(default_factory=RequestTelemetry)
 
     @property
     def committed_len(self) -> int:
@@ -163,11 +109,6 @@ class RequestState:
     @property
     def num_drafted(self) -> int:
         return len(self.draft.token_ids)
-
-    @property
-    def is_trace_full(self) -> bool:
-        """Whether further rounds are left out of its trace."""
-        return self.trace_bytes >= MAX_TRACE_BYTES
 
     @property
     def draft_key(self) -> DraftKey:
@@ -191,24 +132,14 @@ class RequestState:
         self.draft, self.in_segment = Draft(), False
         self.committed = self.prefilled_len = prefilled_len
         self.draft_kv_len, self.draft_kv_found = 0, False
-        self._take_back(len(self.output_ids) - len(output_ids))
+        num_lost = len(self.output_ids) - len(output_ids)
+        self.telemetry.take_back(num_lost, len(self.output_ids))
         self.output_ids = list(output_ids)
         self.num_inflight = self.num_draft_inflight = self.num_scanned = 0
-        self.eagle = self.last_decode_at = None
+        self.eagle = self.telemetry.last_decode_at = None
         self.code = CodeBlocks()
         for text in self.texts.values():
             text.match.reset()
-
-    def _take_back(self, num_lost: int) -> None:
-        """Uncounts the last output, which a retraction under overlap discards."""
-        accepted, matched = self.last_of_output(num_lost)
-        self.stats.accepted_tokens -= accepted
-        self.stats.matched_tokens -= matched
-        if self.last_source:
-            self.sources[self.last_source].accepted_tokens -= accepted
-            self.sources[self.last_source].matched_tokens -= matched
-        start = len(self.output_ids) - num_lost
-        self.trace = [record for record in self.trace if record["output_start"] < start]
 
     def begin(self, first_id: int | None) -> None:
         """The prefill is complete and sampled ``first_id``, if any."""
@@ -224,11 +155,11 @@ class RequestState:
             num_slots: KV slots granted with it, behind those of its sequence.
         """
         self.action = action
-        self.stats.kv_slots_granted += num_slots
+        self.telemetry.stats.kv_slots_granted += num_slots
         self.waited = self.waited + 1 if action is Action.WAIT else 0
         if action in (Action.END_DRAFT, Action.DROP_DRAFT) and not self.draft.is_truncated:
             self.draft.is_truncated = True
-            self.stats.kv_truncated_drafts += 1
+            self.telemetry.stats.kv_truncated_drafts += 1
         if action is Action.END_DRAFT:
             self.phase = Phase.VERIFYING
         elif action is Action.DROP_DRAFT:
@@ -243,29 +174,6 @@ class RequestState:
         """Counts draft tokens, at most, that the draft model has been launched for."""
         self.num_draft_inflight += num_tokens
 
-    def add_text(self, source: str, text: RequestText) -> None:
-        self.texts[source] = text
-
-    def replace_text(self, source: str, match: TextMatch, *, is_complete: bool = True) -> None:
-        """Another text of the same source drafts."""
-        text = self.texts[source]
-        text.match, text.is_complete, text.ends_answer = match, is_complete, False
-
-    def extend_text(
-        self,
-        source: str,
-        token_ids: Sequence[int],
-        *,
-        is_complete: bool = True,
-        ends_answer: bool = True,
-        num_unused: int = 0,
-    ) -> None:
-        """Adds tokens to a text, maybe its last ones."""
-        text = self.texts[source]
-        text.match.extend(token_ids, grows=not is_complete)
-        text.is_complete, text.num_unused = is_complete, num_unused
-        text.ends_answer = is_complete and ends_answer
-
     def wait_for_text(self, source: str) -> None:
         """The next draft is on its way."""
         self.phase, self.draft = Phase.WAITING, Draft(source=source)
@@ -275,7 +183,7 @@ class RequestState:
         text = self.texts[source]
         waited_ms, text.waited_ms = text.waited_ms, 0.0
         if waited_ms:
-            self.sources.setdefault(source, SourceStats()).wait_ms += waited_ms
+            self.telemetry.source(source).wait_ms += waited_ms
         return waited_ms
 
     def wait_for_chain(self, num_tokens: int) -> None:
@@ -318,8 +226,8 @@ class RequestState:
         # The last token's KV may not be written yet.
         self.draft_kv_len = self.committed_len + self.num_drafted
         num_added = self.num_drafted - count
-        self._count_drafted(num_added)
-        self.stats.draft_forwards += min(num_added, 1) if is_block else num_added
+        self.telemetry.count_drafted(self.draft.source, num_added)
+        self.telemetry.stats.draft_forwards += min(num_added, 1) if is_block else num_added
         is_drafting = self.phase is Phase.DRAFTING
         self.draft.candidates = tuple(candidates or ()) if is_drafting else ()
         if is_drafting and len(token_ids) < (1 if is_block else num_launched):
@@ -333,16 +241,7 @@ class RequestState:
         self.draft.token_ids += up_to_stop(token_ids, self.policy.stop_ids)
         self.draft.finished = not self.policy.stop_ids.isdisjoint(self.draft.token_ids[-1:])
         self.phase, self.waited = Phase.VERIFYING, 0
-        self._count_drafted(self.num_drafted)
-
-    def _count_drafted(self, num_tokens: int) -> None:
-        self.stats.drafted_tokens += num_tokens
-        self.source_stats.drafted_tokens += num_tokens
-
-    @property
-    def source_stats(self) -> SourceStats:
-        """Counters of the current draft's source."""
-        return self.sources.setdefault(self.draft.source, SourceStats())
+        self.telemetry.count_drafted(source, self.num_drafted)
 
     def ask(
         self,
@@ -383,13 +282,7 @@ class RequestState:
         self.num_inflight -= 1
 
     def finish_round(
-        self,
-        accepted_len: int,
-        matched: int,
-        num_target: int,
-        *,
-        has_failed: bool = False,
-        record: TraceRecord | None = None,
+        self, accepted_len: int, matched: int, num_target: int, *, has_failed: bool = False
     ) -> None:
         """Counts a verified draft; ``start_draft`` or ``start_decode`` follows.
 
@@ -397,28 +290,16 @@ class RequestState:
             matched: draft tokens after them that equal the target's choices.
             num_target: output tokens after the accepted ones.
             has_failed: the draft brought nothing.
-            record: the trace's, if the request keeps one.
         """
         if self.draft.source == MODEL:
             self.num_failed = self.num_failed + 1 if has_failed else 0
         elif self.draft.source == EAGLE3:
             self.num_decoded += accepted_len + num_target
-        self.num_target_run, self.num_matched_run = num_target, matched
-        self.last_source = self.draft.source
-        for stats in (self.stats, self.source_stats):
-            stats.rounds += 1
-            stats.accepted_tokens += accepted_len
-            stats.matched_tokens += matched
-        if record is not None:
-            self.trace.append(record)
-            self.trace_bytes += _size_of(record)
+        self.telemetry.count_round(self.draft.source, accepted_len, matched, num_target)
 
     def finish_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
-        self.num_target_run, self.num_matched_run = num_tokens, 0
         self.num_decoded += num_tokens
-        if is_eagle:
-            self.stats.eagle3_steps += 1
-            self.stats.eagle3_tokens += num_tokens
+        self.telemetry.count_decode(num_tokens, is_eagle=is_eagle)
 
     def start_draft(self, plan: DraftPlan) -> None:
         self.phase, self.plan, self.draft = Phase.DRAFTING, plan, Draft()
@@ -441,24 +322,16 @@ class RequestState:
         """Drafting does not pay now, for ``reason``: the target decodes one more token."""
         self.start_decode()
         self.no_draft_reason = reason
-        self.stats.skipped_drafts += 1
+        self.telemetry.stats.skipped_drafts += 1
 
-    def carry_over(self, token_ids: Sequence[int], num_valid: int) -> None:
-        """Begins the next draft with the unverified end of the last one, whose draft KV is valid.
-
-        Args:
-            token_ids: draft tokens to carry over, if any.
-            num_valid: tokens after the anchor with valid draft KV, those included.
-        """
+    def carry_over(self, token_ids: Sequence[int]) -> None:
+        """Begins the next draft with ``token_ids``, the unverified end of the last one, whose draft
+        KV is valid; so is that of the output, but for its last token."""
         self.draft.token_ids.extend(token_ids)
         if token_ids and self.plan:  # at least one token more than what is drafted already
             longest = max(self.plan.draft_tokens, len(token_ids) + 1)
             self.plan = replace(self.plan, draft_tokens=longest)
-        self.draft_kv_len = min(self.draft_kv_len, self.committed_len + 1 + num_valid)
-
-    def set_eagle(self, eagle: object | None) -> None:
-        """What the EAGLE-3 head continues from; None until its draft extend has succeeded."""
-        self.eagle = eagle
+        self.draft_kv_len = min(self.draft_kv_len, self.committed_len + len(token_ids))
 
     def write(self, token_ids: Sequence[int]) -> None:
         """Outputs the tokens of a decode iteration."""
@@ -469,45 +342,3 @@ class RequestState:
         """Marks the request to end with an error."""
         self.fault = reason
         self.draft = Draft()
-
-    def itl(self, now: float) -> float | None:
-        """Seconds since its last output; None unless the target decoded ever since."""
-        elapsed = None if self.last_decode_at is None else now - self.last_decode_at
-        self.last_decode_at = now if self.target_decodes else None
-        return elapsed
-
-    # -- accounting -------------------------------------------------------------
-
-    def last_of_output(self, num_tokens: int) -> tuple[int, int]:
-        """(accepted, matched) draft tokens among the last ``num_tokens`` of the last output."""
-        drafted = max(0, num_tokens - (self.num_target_run - self.num_matched_run))
-        return max(0, num_tokens - self.num_target_run), min(drafted, self.num_matched_run)
-
-    def charge(
-        self,
-        *,
-        prefill: float = 0.0,
-        draft: float = 0.0,
-        verify: float = 0.0,
-        decode: float = 0.0,
-    ) -> None:
-        """Adds the request's part of a stage's wall time, in ms."""
-        if verify and self.last_source:
-            self.sources[self.last_source].verify_ms += verify
-        self.stats.prefill_ms += prefill
-        self.stats.draft_ms += draft
-        self.stats.verify_ms += verify
-        self.stats.decode_ms += decode
-
-    def count(self, figure: str, value: float) -> float:
-        """Growth of a figure since it was last counted; a figure that shrank is not recounted."""
-        growth = value - self.counted.get(figure, 0)
-        if growth > 0:
-            self.counted[figure] = value
-        return growth
-
-
-def _size_of(record: TraceRecord) -> int:
-    """Bytes of a record as JSON."""
-    rest = {key: value for key, value in record.items() if key != "hidden_states"}
-    return len(json.dumps(rest)) + len(record.get("hidden_states", {}).get("data", ""))

@@ -149,13 +149,11 @@ class Segmenter:
         start, whole = map(self._tokenizer.decode, (context, [*context, token]))
         return whole[len(start.rstrip(HALF)) :]
 
-    def ends_in(self, before: Sequence[int], token_ids: Sequence[int], start: int = 0) -> bool:
-        """Returns whether a segment ends in ``token_ids[start:]``.
-
-        Args:
-            before: the tokens before ``token_ids``; of all that comes before, the last few count.
+    def ends_in(self, token_ids: Sequence[int], start: int) -> bool:
+        """Returns whether a segment ends in ``token_ids[start:]``; of what is before, the last few
+        tokens count.
         """
-        recent = [*before[-_MARK_PIECES:], *token_ids[:start]][-_MARK_PIECES:]
+        recent = token_ids[max(0, start - _MARK_PIECES) : start]
         known, found = (
             segment_ends(self.pieces(ids), self.rule)
             for ids in (recent, [*recent, *token_ids[start:]])

@@ -66,6 +66,9 @@ def select(
 ) -> Selection:
     """Selects the accepted prefix of a draft.
 
+    >>> select([0.9, 0.2, 0.8], [4, 9, 12], 0.5, "first-reject")
+    Selection(accepted_len=4, decided_by=1, rule='first-reject')
+
     Args:
         verdicts: [K] in [0, 1].
         prefix_ends: [K] ascending draft offsets.

@@ -20,6 +20,9 @@ class Stage(Enum):
 class StageTime:
     """Wall time of one stage in one iteration.
 
+    16 requests that got 32 draft tokens each in 7 blocks of 8, 14 ms: DRAFT, size 16, num_tokens
+    32, num_forwards 7. Of each draft 5 blocks were inside, and brought 24: continued (24, 5).
+
     Attributes:
         size: tokens of a draft prefill, rows of a verify pass, else requests.
         num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.

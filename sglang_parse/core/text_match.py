@@ -28,6 +28,11 @@ PATIENCE = 8
 class TextMatch:
     """One text, followed by one answer.
 
+    >>> text = TextMatch([1, 2, 3, 4, 5, 6])
+    >>> text.follow([1, 9, 3])  # 9 instead of 2
+    >>> text.follows, text.rest(2)
+    (False, [4, 5])
+
     Args:
         token_ids: the target's tokens of the text, or of its beginning: ``extend`` adds more.
 

@@ -205,9 +205,10 @@ class Start:
 
     def draft_forward(self) -> str:
         block = models.parallel_draft(self.config, self.draft)
-        if block.size == 1:
-            return "one token"
-        return f"up to {block.size} tokens, by mask token {block.mask_id}"
+        if block.has_head:
+            path = self.config.draft_eagle3_path
+            models.check_head_fits(self.given, "draft_eagle3_path", path, self.draft)
+        return str(block)
 
     def draft_endpoint(self) -> str:
         config = self.config

@@ -4,18 +4,21 @@ To follow one verify iteration, read these files in this order:
 
     worker      what SGLang's scheduler calls
     overlap     iterations in flight: plan, launch, finish in SGLang's order
-    step        one iteration: plan -> draft -> verify -> commit
+    step        one iteration: plan -> draft -> verify -> accept -> move on
     schedule    plan: the action and the KV slots of every request
     verify      the target's verify pass, and its result per request
     forward     the rows of a forward under PARSE's layout
-    commit      accepted tokens, bonus tokens, and the next phase of a request
+    commit      accepts and outputs tokens, and moves requests to their next phase
     result      the result that SGLang processes
 
 Beside them:
 
     sources        where drafts come from: the draft model, or texts (a package)
     drafting       everything the draft model does (a package)
+    logits         what changes logits, samples them, and keeps probabilities (a package)
+    judge          verdicts on a draft's prefixes: from a question, a head, or both (a package)
     eagle          an EAGLE-3 head that accelerates the target's decode steps
+    eagle_head     an EAGLE-3 head as SGLang loads it, of the target or of the draft model
     pass_graphs    verify passes of few rows as CUDA graphs
     wide_graphs    CUDA graphs of forwards with one width
     target         the target's prefill and decode forwards through SGLang
@@ -26,14 +29,9 @@ Beside them:
     parts          the engine's parts
     requests       queries of a request
     batch          views of SGLang's batch
-    verdicts       verdicts on a draft's prefixes: from a question, a verdict head, or both
-    heads          verdict heads on the device, and the hidden states that they read
-    grammar        which tokens a constrained request's draft, and the target, may choose
-    adjust         what requests' parameters change in logits before the sampler
-    logprobs       log probabilities of output tokens
-    sampling       SGLang's sampler, row by row
     timing         stage times
     broadcast      one decision for all tensor-parallel ranks
+    trace          why a round ended as it did, for requests that keep a trace
     faults         what ends a request, and what ends the server
     sglang_types   fields of SGLang's objects that PARSE relies on
 

@@ -13,7 +13,7 @@ from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.setting import ConfigError
-from sglang_parse.engine.adjust import Adjustment
+from sglang_parse.engine.logits.adjust import Adjustment
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.requests import stop_ids_of
 from sglang_parse.engine.sglang_types import Req

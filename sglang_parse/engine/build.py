@@ -26,7 +26,8 @@ from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.faults import DraftGuard
-from sglang_parse.engine.heads import CapturedLayers, Head
+from sglang_parse.engine.judge.head import CapturedLayers, Head
+from sglang_parse.engine.judge.judge import Judge
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.schedule import Schedule
 from sglang_parse.engine.sources.answers import AnswerSource
@@ -37,9 +38,8 @@ from sglang_parse.engine.sources.endpoint import EndpointSource
 from sglang_parse.engine.sources.endpoint_client import EndpointClient
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, TextEncoder
-from sglang_parse.engine.sources.text import TextSource
+from sglang_parse.engine.sources.text import TextParts, TextSource
 from sglang_parse.engine.target import TargetModel
-from sglang_parse.engine.verdicts import Judge
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
 from sglang_parse.startup.certificates import Certified, certified_server
@@ -69,8 +69,7 @@ def build_engine(
     tokenizer = target_worker.tokenizer or tokenizer_of(args)  # None: --skip-tokenizer-init
     question = question_for(args, tokenizer, config)
     max_question_len = question.max_len if question else 0
-    draft = DraftModel(*models) if args.speculative_draft_model_path else None
-    parallel = _parallel_draft(config, draft)
+    draft, parallel = _draft_model(config, models, args.speculative_draft_model_path)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     layout = _layout(args, config, target.runner.model_config, parallel.size)
     controller = _controller(config, args, max_question_len, parallel.layouts)
@@ -95,7 +94,7 @@ def build_engine(
         judge=judge,
         verifier=Verifier(target, judge, is_masked=layout == MASK),
         committer=Committer(config, judge, counters, sources),
-        schedule=Schedule(config, controller, max_question_len, parallel.size),
+        schedule=Schedule(config, controller, max_question_len),
         sources=sources,
         controller=controller,
         counters=counters,
@@ -138,20 +137,20 @@ def _sources(
     segments = judge.segments if judge else None
     if segments is not None and segments.rule.kind == "tokens":
         segments = None
-    shared = (config, controller, incoming, segments, question_rows)
+    parts = TextParts(config, controller, incoming, segments, question_rows)
     answers = endpoint = None
     if max_answers := config.max_reused_answers:
-        answers = AnswerSource(max_answers, *shared, shares_unscoped=config.shares_unscoped)
+        answers = AnswerSource(max_answers, parts, shares_unscoped=config.shares_unscoped)
     if config.draft_url:
         codec, timeout_s = (encoder.decode, encoder.encode_after), config.draft_timeout
         client = EndpointClient(config.draft_url, *codec, timeout_s) if is_first else None
-        endpoint = EndpointSource(client, timeout_s, counters, *shared)
+        endpoint = EndpointSource(client, timeout_s, counters, parts)
     model = DraftModelSource(controller) if drafter else None
     forced = ForcedSource(config, controller)
     eagle = None
     if config.drafts_with_eagle3:
         eagle = EagleSource(config, controller, server_args.speculative_num_steps)
-    predictions = TextSource(PREDICTION, *shared)
+    predictions = TextSource(PREDICTION, parts)
     return SourceChain(predictions, answers, endpoint, model, forced, eagle, incoming)
 
 
@@ -212,15 +211,18 @@ def _layout(server_args: Any, config: ParseConfig, target: Any, block_size: int)
     return layout
 
 
-def _parallel_draft(config: ParseConfig, draft: DraftModel | None) -> ParallelDraft:
-    if draft is None:
-        return ParallelDraft()
+def _draft_model(
+    config: ParseConfig, models: tuple[Any, int, int, TpModelWorker], path: str | None
+) -> tuple[DraftModel | None, ParallelDraft]:
+    if not path:
+        return None, ParallelDraft()
+    draft = DraftModel(*models, config.draft_eagle3_path)
     parallel = parallel_draft(config, draft.draft_runner.model_config)
     draft.mask_id, draft.block_layouts = parallel.mask_id, parallel.layouts
     if parallel.size > 1:
         logger.info(
-            "PARSE: the draft model writes up to %d tokens per forward, with mask token %d%s",
-            *(parallel.size, parallel.mask_id),
+            "PARSE: tokens that the draft model writes per forward: %s%s",
+            parallel,
             ", or one where that is faster" if parallel.allow_one_token else "",
         )
         if (simulated := block_tokens()) is not None:
@@ -229,4 +231,4 @@ def _parallel_draft(config: ParseConfig, draft: DraftModel | None) -> ParallelDr
                 "the draft model confirms. For benchmarks only: the drafts are meaningless.",
                 *(BLOCK_ENV_VAR, simulated),
             )
-    return parallel
+    return draft, parallel

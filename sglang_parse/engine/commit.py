@@ -1,8 +1,10 @@
-"""Commits a target forward's results: accepts draft tokens and moves requests to their next phase.
+"""Commits a target forward's results: accepts draft tokens, outputs them, and moves requests on.
 
 A round is a draft and its verify pass. After the accepted prefix, draft tokens that match the
 target's choices are accepted too, followed by one bonus token. Drafting resumes right behind it, or
 behind a rejected segment that the target ends (``Judge.leaves_segments``).
+
+Tokens are output before anything is decided about what follows them.
 """
 
 from __future__ import annotations
@@ -10,34 +12,49 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import (
-    ANSWERS,
-    MODEL,
-    Action,
-    Draft,
-    Phase,
-    TraceRecord,
-    VerifyOutcome,
-)
+from sglang_parse.core.phases import MODEL, Action, Draft, Phase, VerifyOutcome
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.selection import Selection, matching_tokens, select, up_to_stop
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.engine.faults import contain_request
-from sglang_parse.engine.grammar import free_ends, num_allowed
-from sglang_parse.engine.heads import encode_hidden_states
-from sglang_parse.engine.requests import draft_completes_answer, is_gone, tokens_left
+from sglang_parse.engine.judge.judge import Judge, Verdicts
+from sglang_parse.engine.logits.grammar import ends_in_forced_text, num_allowed
+from sglang_parse.engine.requests import completes_answer, is_complete, is_gone, tokens_left
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.eagle import take_chain
-from sglang_parse.engine.verdicts import Judge, Verdicts
+from sglang_parse.engine.trace import trace_record
 from sglang_parse.engine.verify import TargetResult
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """One request's part of a target forward, output.
+
+    A draft "a b c d" of which a verdict accepts "a b", after which the target chooses "c" and then
+    "x": tokens a b c x, accepted_len 2, and x is the bonus token.
+
+    Attributes:
+        tokens: what was output; none if the request has failed.
+        draft: the verified draft; None after a decode step.
+        selection: its accepted part.
+    """
+
+    tokens: Sequence[int] = ()
+    draft: Draft | None = None
+    selection: Selection = Selection(0)
+
+    @property
+    def bonus(self) -> Sequence[int]:
+        """Tokens behind the accepted part."""
+        return self.tokens[self.selection.accepted_len :]
 
 
 class Committer:
@@ -68,44 +85,55 @@ class Committer:
             first_id: the token that the prefill sampled, if any.
         """
         state = req.parse_state
-        finished = first_id in state.policy.stop_ids or tokens_left(req) <= 1
         given = state.policy.draft_token_ids
         if state.output_ids or given[:1] != (first_id,):  # retracted, or its grammar refused it
             given = ()
-        if state.phase is Phase.DRAFTING and not finished and not given:
-            new_ids = () if first_id is None else (first_id,)
-            self._resume_drafting(req, new_ids)
         state.begin(first_id)
+        if state.phase is Phase.DRAFTING and not given and not is_complete(req):
+            self._resume_drafting(req)
         if given and self._judge_of(state) is not None:
             allowed = given[1 : 1 + num_allowed(req, given[1:])]
             state.give_draft(allowed, self.config.max_prefixes)
         self.ask(req)
 
-    def commit(self, req: Req, result: TargetResult) -> Sequence[int]:
-        """Moves the request to its next phase and returns its output tokens; none if it has
-        failed."""
+    def accept(self, req: Req, result: TargetResult) -> Accepted:
+        """Outputs what the target forward brought the request; ``move_on`` follows."""
         state = req.parse_state
         if result.fault:
             state.fail(result.fault)
         with contain_request(state, "committing its tokens"):
-            tokens = () if state.fault else self._commit(req, result)
-        return () if state.fault else tokens
+            if not state.fault:
+                accepted = self._accept(req, result)
+                state.write(accepted.tokens)
+                return accepted
+        return Accepted()
 
-    def _commit(self, req: Req, result: TargetResult) -> Sequence[int]:
+    def _accept(self, req: Req, result: TargetResult) -> Accepted:
         state = req.parse_state
         if result.is_chain:
             take_chain(req, result.proposed)
             self.ask(req)
         if result.is_round:
-            return self._commit_round(req, result)
+            return self._accept_round(req, result)
         # An in-flight decode step that drafting has overtaken is dropped.
         if result.action is Action.DECODE and not state.target_decodes:
-            return ()
+            return Accepted()
         tokens, is_eagle = result.target_tokens, result.action is Action.EAGLE_DECODE
         if is_eagle:
-            num_matched = matching_tokens(result.proposed, tokens)
-            tokens = tokens[: num_matched + 1][: max(1, tokens_left(req))]
-        return self._commit_decode(req, up_to_stop(tokens, state.policy.stop_ids), is_eagle)
+            num_output = min(matching_tokens(result.proposed, tokens) + 1, tokens_left(req))
+            tokens = tokens[: max(1, num_output)]
+        tokens = up_to_stop(tokens, state.policy.stop_ids)
+        state.finish_decode(len(tokens), is_eagle=is_eagle)
+        return Accepted(tokens)
+
+    def move_on(self, req: Req, accepted: Accepted) -> None:
+        """Chooses the request's next phase, behind what was output, and asks about its draft."""
+        with contain_request(req.parse_state, "its next draft"):
+            if accepted.draft is not None:
+                self._after_round(req, accepted, accepted.draft)
+            elif accepted.tokens:
+                self._after_decode(req, len(accepted.tokens))
+        self.ask(req)
 
     def poll(self, reqs: Sequence[Req]) -> None:
         """Takes texts that have arrived; requests that waited for them start drafts."""
@@ -116,7 +144,6 @@ class Committer:
                 with contain_request(state, "its wait for a draft"):
                     if reason := self.sources.resume(req):
                         state.skip_draft(reason)
-                self.ask(req)
 
     def ask(self, req: Req) -> None:
         """Attaches the questions to a complete draft."""
@@ -131,7 +158,7 @@ class Committer:
 
     # -- drafts -----------------------------------------------------------------
 
-    def _commit_round(self, req: Req, result: TargetResult) -> Sequence[int]:
+    def _accept_round(self, req: Req, result: TargetResult) -> Accepted:
         state, draft = req.parse_state, req.parse_state.draft
         verdicts, judge = Verdicts(), self._judge_of(state)
         if judge is not None:
@@ -140,15 +167,14 @@ class Committer:
         accepted_len = selection.accepted_len
         bonus = self._bonus_tokens(req, accepted_len, result)
         matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
-        record = None
-        if state.policy.keep_trace and not state.is_trace_full:
-            layers = self.judge.layers if self.judge else ()
-            record = trace_record(state, result, verdicts, selection, bonus, judge, layers)
         has_failed = self._observe(req, result, verdicts, accepted_len, matched)
-        tokens = (*draft.token_ids[:accepted_len], *bonus)
-        state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed, record=record)
-        self._after_round(req, draft, selection, tokens, matched)
-        return tokens
+        state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed)
+        if state.policy.keep_trace and not state.telemetry.is_trace_full:
+            layers = self.judge.layers if self.judge else ()
+            state.telemetry.add_record(
+                trace_record(state, result, verdicts, selection, bonus, judge, layers)
+            )
+        return Accepted((*draft.token_ids[:accepted_len], *bonus), draft, selection)
 
     def _select(self, req: Req, result: TargetResult, verdicts: Verdicts) -> Selection:
         """Accepts a prefix by its verdicts; in token mode the draft tokens that the target chose,
@@ -170,7 +196,7 @@ class Committer:
 
     def _bonus_tokens(self, req: Req, accepted_len: int, result: TargetResult) -> Sequence[int]:
         """Matched draft tokens after the accepted prefix, then the target's next token."""
-        if _ends_answer(req, accepted_len):
+        if completes_answer(req, accepted_len):
             return ()
         state, choices = req.parse_state, result.target_tokens[accepted_len:]
         # Simulated acceptance fixes what a draft brings.
@@ -196,63 +222,48 @@ class Committer:
         self.sources.observe(req, outcome)
         return outcome.has_failed
 
-    def _after_round(
-        self,
-        req: Req,
-        draft: Draft,
-        selection: Selection,
-        tokens: Sequence[int],
-        matched: int,
-    ) -> None:
-        """The next phase behind ``tokens``, the accepted and the bonus ones: drafting, where a
-        draft may begin and is expected to pay."""
-        state, bonus = req.parse_state, tokens[selection.accepted_len :]
+    def _after_round(self, req: Req, accepted: Accepted, draft: Draft) -> None:
+        """Drafting, where a draft may begin and is expected to pay."""
+        state, selection = req.parse_state, accepted.selection
         rejected = selection.accepted_len < draft.num_verified
         state.start_decode(
             resumes=not rejected or self.config.on_reject == "redraft",
-            in_segment=rejected and self._is_in_segment(state, tokens, selection.accepted_len),
+            in_segment=rejected and self._is_in_segment(state, len(accepted.bonus)),
         )
-        carried: Sequence[int] = ()
-        drafts = self._may_resume(state, tokens) and self._resume_drafting(req, tokens)
-        if drafts and draft.source == state.draft.source == MODEL:
-            carried = _carry_over(draft, selection, bonus)
-        state.carry_over(carried, selection.accepted_len + matched + len(carried))
+        drafts = self._may_resume(req) and self._resume_drafting(req)
+        may_carry = drafts and draft.source == state.draft.source == MODEL
+        state.carry_over(_carry_over(draft, accepted) if may_carry else ())
 
     # -- decode -----------------------------------------------------------------
 
-    def _commit_decode(self, req: Req, tokens: Sequence[int], is_eagle: bool) -> Sequence[int]:
+    def _after_decode(self, req: Req, num_tokens: int) -> None:
         state = req.parse_state
         if state.in_segment and self.judge is not None:
             self.judge.note_step(state)
-        if state.in_segment and not self._is_in_segment(state, tokens):
+        if state.in_segment and not self._is_in_segment(state, num_tokens):
             state.end_segment()
-        if state.phase is Phase.DECODING and self._may_resume(state, tokens):
-            self._resume_drafting(req, tokens)
-        state.finish_decode(len(tokens), is_eagle=is_eagle)
-        return tokens
+        if state.phase is Phase.DECODING and self._may_resume(req):
+            self._resume_drafting(req)
 
-    def _is_in_segment(self, state: RequestState, tokens: Sequence[int], start: int = 0) -> bool:
-        """Whether the target has still to end a rejected segment behind ``tokens``, which this
-        iteration outputs; its own begin at ``start``."""
+    def _is_in_segment(self, state: RequestState, num_tokens: int) -> bool:
+        """Whether the target has still to end a rejected segment, of which it has written the last
+        ``num_tokens``."""
         judge = self._judge_of(state)
         if judge is None or not judge.leaves_segments:
             return False
-        return not judge.segments.ends_in(state.output_ids, tokens, start)
+        return not judge.segments.ends_in(state.output_ids, len(state.output_ids) - num_tokens)
 
-    def _may_resume(self, state: RequestState, tokens: Sequence[int]) -> bool:
-        """Whether a draft may begin after ``tokens``, which this iteration outputs: not after the
-        answer's end, and not inside text that a grammar forces, but in token mode."""
-        is_over = bool(tokens) and tokens[-1] in state.policy.stop_ids
-        if is_over or state.in_segment:
+    def _may_resume(self, req: Req) -> bool:
+        """Whether a draft may begin: not after the answer's end, and not inside text that a
+        grammar forces, but in token mode."""
+        state = req.parse_state
+        if is_complete(req) or state.in_segment or not state.resumes:
             return False
-        if self._judge_of(state) is None or not state.resumes:
-            return state.resumes
-        return bool(free_ends(state, tokens, [len(tokens)]))
+        return self._judge_of(state) is None or not ends_in_forced_text(state)
 
-    def _resume_drafting(self, req: Req, new_ids: Sequence[int]) -> bool:
-        """Starts a draft behind ``new_ids``, which this iteration outputs, if one is expected to
-        pay; else the target decodes one more token."""
-        reason = self.sources.start(req, new_ids)
+    def _resume_drafting(self, req: Req) -> bool:
+        """Starts a draft if one is expected to pay; else the target decodes one more token."""
+        reason = self.sources.start(req)
         if reason:
             req.parse_state.skip_draft(reason)
         return not reason
@@ -277,71 +288,20 @@ def _verify_outcome(req: Req, accepted_len: int, matched: int) -> VerifyOutcome:
         num_verified=ends[-1] if ends else drafted,
         accepted_len=accepted_len,
         reject_end=rejected,
-        is_finished=draft_completes_answer(req),
+        is_finished=completes_answer(req, drafted),
         num_matched=matched,
     )
 
 
-def trace_record(
-    state: RequestState,
-    result: TargetResult,
-    verdicts: Verdicts,
-    selection: Selection,
-    bonus: Sequence[int],
-    judge: Judge | None,
-    layers: Sequence[int],
-) -> TraceRecord:
-    draft, question, refusal = state.draft, judge and judge.question, verdicts.refusal
-    if draft.source == ANSWERS:  # somebody else's text
-        draft, refusal = draft.accepted(selection.accepted_len), None
-    num_prefixes, num_verified = len(draft.prefix_ends), draft.num_verified
-    decided_by = selection.decided_by
-    record: TraceRecord = {
-        "output_start": len(state.output_ids),
-        "source": draft.source,
-        "anchor_token_id": state.output_ids[-1],
-        "draft_token_ids": list(draft.token_ids),
-        "finished": draft.finished,
-        "prefix_ends": list(draft.prefix_ends),
-        "question_token_ids": [list(ids) for ids in draft.question_ids],
-        "judge": judge.name if judge else None,
-        "accept_token_id": question.accept_id if question else None,
-        "reject_token_id": question.reject_id if question else None,
-        "verdicts": list(verdicts.values[:num_prefixes]),
-        "verdict_mass": list(verdicts.mass[:num_prefixes]),
-        "threshold": state.policy.threshold,
-        "strict": asdict(refusal) if refusal else None,
-        "selection": selection.rule,
-        "accepted_len": selection.accepted_len,
-        "decided_by": None if decided_by == num_prefixes else decided_by,
-        "next_token_id": bonus[0] if bonus else None,
-        "bonus_token_ids": list(bonus),
-        "target_token_ids": list(result.target_tokens[: num_verified + 1]),
-        "plan": asdict(state.plan) if state.plan else {},
-    }
-    if result.hidden is not None:
-        hidden, scores = result.hidden[: num_verified + 1], result.scores[:num_verified]
-        record["hidden_states"] = encode_hidden_states(hidden, layers)
-        record["draft_logprobs"] = [row[2] for row in scores]
-        record["draft_entropies"] = [row[3] for row in scores]
-    return record
-
-
-def _ends_answer(req: Req, accepted_len: int) -> bool:
-    state = req.parse_state
-    whole = state.draft.finished and accepted_len == state.num_drafted
-    return whole or len(state.output_ids) + accepted_len >= req.sampling_params.max_new_tokens
-
-
-def _carry_over(draft: Draft, selection: Selection, bonus: Sequence[int]) -> tuple[int, ...]:
+def _carry_over(draft: Draft, accepted: Accepted) -> tuple[int, ...]:
     """The unverified end of a draft, for the next draft to begin with.
 
     A draft that its budget ended inside a segment has tokens after its last prefix. If everything
     before them is output and the target's next token is the first of them, the draft model would
     write the rest again at the same positions: its KV is there.
     """
-    last = selection.accepted_len + len(bonus) - 1
-    if selection.decided_by is None or last < draft.num_verified:
+    last = len(accepted.tokens) - 1
+    if accepted.selection.decided_by is None or last < draft.num_verified:
         return ()
     unverified = draft.token_ids[last:]
-    return tuple(unverified[1:]) if unverified[:1] == [*bonus[-1:]] else ()
+    return tuple(unverified[1:]) if unverified[:1] == [*accepted.bonus[-1:]] else ()

@@ -25,34 +25,24 @@ Radix cache hits end one token before the first differing one: the head's KV has
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.layers.moe.utils import (
-    speculative_moe_a2a_backend_context,
-    speculative_moe_backend_context,
-)
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
-    resolve_spec_aux_hidden_state_config,
-)
-from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
-from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_parse.core.phases import Action
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import select_requests, slots_of
 from sglang_parse.engine.broadcast import broadcast
+from sglang_parse.engine.eagle_head import EagleHead
 from sglang_parse.engine.faults import EAGLE_HEAD, DraftGuard
 from sglang_parse.engine.requests import chain_len
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
@@ -74,7 +64,7 @@ class EagleState:
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptedTokens:
+class HeadExtend:
     """Output tokens of one request.
 
     Attributes:
@@ -88,17 +78,17 @@ class AcceptedTokens:
     hidden: torch.Tensor
 
 
-class EagleDecoder:
-    """The EAGLE-3 head of one server, on the target's KV slots.
+class EagleDecoder(EagleHead):
+    """The target's EAGLE-3 head.
 
     Args:
-        server_args, gpu_id, nccl_port, target_worker: see SGLang's ``BaseSpecWorker``.
-        path: the head's folder.
         guard: contains exceptions of its forwards.
 
     Attributes:
         columns: what it reads of the captured hidden states; None for all.
     """
+
+    columns: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -109,18 +99,8 @@ class EagleDecoder:
         path: str,
         guard: DraftGuard,
     ) -> None:
-        self._path, self._guard = path, guard
-        self.columns: torch.Tensor | None = None
-        target_runner = target_worker.model_runner
-        with self._as_eagle3():
-            # Before the target's attention backends: they configure which layers it captures.
-            target_runner.spec_aux_config = resolve_spec_aux_hidden_state_config(
-                server_args=server_args,
-                model_config=target_runner.model_config,
-                spec_algorithm=SpeculativeAlgorithm.EAGLE3,
-                is_draft_worker=False,
-            )
-            self.worker = EagleDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+        super().__init__(server_args, gpu_id, nccl_port, target_worker, path)
+        self._guard = guard
 
     @property
     def layers(self) -> list[int]:
@@ -137,42 +117,12 @@ class EagleDecoder:
         """Rows of a request that verifies a whole proposal."""
         return self.worker.speculative_num_draft_tokens
 
-    @contextmanager
-    def _as_eagle3(self) -> Iterator[None]:
-        """Overrides SGLang's settings while its EAGLE-3 worker initializes.
-
-        It allocates for the tokens of a proposal, not for those of a draft and its questions.
-        """
-        proposed = get_spec().speculative_num_steps + 1
-        with get_spec().override(
-            speculative_algorithm=SpeculativeAlgorithm.EAGLE3.name,
-            speculative_draft_model_path=self._path,
-            speculative_draft_model_revision="main",
-            speculative_num_draft_tokens=proposed,
-            max_speculative_num_draft_tokens=proposed,
-        ):
-            yield
-
-    @contextmanager
-    def _forward(self) -> Iterator[None]:
-        """The contexts of ``EAGLEWorkerV2.forward_batch_generation``."""
-        with (
-            draft_tp_context(self.worker.parallel_layout),
-            speculative_moe_backend_context(),
-            speculative_moe_a2a_backend_context(),
-        ):
-            yield
-
-    def alloc_memory_pool(self, **pools: Any) -> None:
-        with self._as_eagle3():
-            self.worker.alloc_memory_pool(**pools)
-
     def init_attention_backends(self) -> None:
-        with self._as_eagle3():
+        with self.as_eagle3():
             self.worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        with self._as_eagle3():
+        with self.as_eagle3():
             self.worker.init_cuda_graphs()
 
     def prefill(self, batch: ScheduleBatch, result: GenerationBatchResult) -> int:
@@ -215,7 +165,7 @@ class EagleDecoder:
             return
         hidden = self._read(hidden)
         accepted = [
-            AcceptedTokens(result.row, emitted[result.row], self._rows_of(result, hidden))
+            HeadExtend(result.row, emitted[result.row], self._rows_of(result, hidden))
             for result in results
             if emitted[result.row] and batch.reqs[result.row].parse_state.policy.uses_eagle
         ]
@@ -223,7 +173,7 @@ class EagleDecoder:
             return
         reqs = [batch.reqs[part.row] for part in accepted]
         for req in reqs:
-            req.parse_state.set_eagle(None)  # until the forward below has succeeded
+            req.parse_state.eagle = None  # until the forward below has succeeded
         with self._guard.contain(reqs, model=EAGLE_HEAD):
             is_fixed = all(len(part.hidden) == self._chain_rows for part in accepted)
             extend = self._extend_fixed if is_fixed else self._extend_ragged
@@ -242,11 +192,11 @@ class EagleDecoder:
         return torch.nn.functional.pad(rows, (0, 0, 0, missing))
 
     def _extend_fixed(
-        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[AcceptedTokens]
+        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[HeadExtend]
     ) -> Any:
         """Covers all rows of whole proposals: the same number per request, all with slots."""
-        starts = [req.parse_state.committed_len for req in reqs]
         num_rows, lens = self._chain_rows, [len(part.token_ids) for part in accepted]
+        starts = [req.parse_state.committed_len - n for req, n in zip(reqs, lens, strict=True)]
         ids = [
             token
             for part, length in zip(accepted, lens, strict=True)
@@ -270,24 +220,27 @@ class EagleDecoder:
             ),
             next_draft_input=output,
         )
-        with self._forward():
+        with self.forward_contexts():
             self.worker._draft_extend_for_decode(view, result)
         # The next replay of SGLang's CUDA graph writes to the same memory.
         output.hidden_states = output.hidden_states.clone()
         return output
 
     def _extend_ragged(
-        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[AcceptedTokens]
+        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[HeadExtend]
     ) -> Any:
         """Covers the output tokens only, any number per request."""
-        starts = [req.parse_state.committed_len for req in reqs]
         lens = [len(part.token_ids) for part in accepted]
-        ends = [start + length for start, length in zip(starts, lens, strict=True)]
+        ends = [req.parse_state.committed_len for req in reqs]
+        starts = [end - length for end, length in zip(ends, lens, strict=True)]
         # The tokens at these positions; SGLang shifts them by one for the head.
         ids = [
             token
             for req, part in zip(reqs, accepted, strict=True)
-            for token in (req.parse_state.output_ids[-1], *part.token_ids[:-1])
+            for token in (
+                req.parse_state.output_ids[-len(part.token_ids) - 1],
+                *part.token_ids[:-1],
+            )
         ]
         view = select_requests(batch, [part.row for part in accepted], ends, ids)
         view.out_cache_loc = slots_of(batch, reqs, zip(starts, ends, strict=True))
@@ -304,7 +257,7 @@ class EagleDecoder:
     def _extend(
         self, view: ScheduleBatch, hidden: torch.Tensor, last_token_ids: torch.Tensor
     ) -> Any:
-        with self._forward():
+        with self.forward_contexts():
             return self.worker._draft_extend_for_prefill(view, hidden, last_token_ids)
 
     def _store(self, reqs: Sequence[Req], output: Any) -> None:
@@ -312,10 +265,8 @@ class EagleDecoder:
         for i, req in enumerate(reqs):
             if req.parse_state.policy.decode_accelerator == "eagle3":
                 place = slice(i, i + 1)
-                req.parse_state.set_eagle(
-                    EagleState(
-                        output.topk_p[place], output.topk_index[place], output.hidden_states[place]
-                    )
+                req.parse_state.eagle = EagleState(
+                    output.topk_p[place], output.topk_index[place], output.hidden_states[place]
                 )
 
     def propose(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, list[int]]:
@@ -349,7 +300,7 @@ class EagleDecoder:
                 [req.parse_state.output_ids[-1] for req in reqs], batch.device, torch.int32
             ),
         )
-        with self._forward():
+        with self.forward_contexts():
             return self._run_chains(view)
 
     def _run_chains(self, view: ScheduleBatch) -> torch.Tensor:

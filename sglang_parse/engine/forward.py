@@ -30,6 +30,10 @@ logits of each request's last row only. 1,766 rows of 152,000 tokens keep a GPU 
 class RequestRows:
     """Rows of one request in a forward.
 
+    A draft of 4 tokens behind 10 with KV, asked about after 2 and after 4 by questions of 3 tokens:
+    rows 0 to 4 are the anchor and the draft, 5 to 7 and 8 to 10 the questions. Logits are of
+    (0, 1, 2, 3, 4, 7, 10), the first 5 of them token rows.
+
     Attributes:
         row: index of the request in the scheduler's batch.
         layout: positions and visibility of the rows.

@@ -15,11 +15,11 @@ from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.faults import DraftGuard
+from sglang_parse.engine.judge.judge import Judge
 from sglang_parse.engine.schedule import Schedule
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.timing import StageTimer
-from sglang_parse.engine.verdicts import Judge
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup.certificates import Certified
 

@@ -15,7 +15,7 @@ from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_object
 from sglang_parse.engine.faults import NAN_IN_TARGET, NO_LOGITS, contain_request, end_request
-from sglang_parse.engine.grammar import num_allowed, start_walk
+from sglang_parse.engine.logits.grammar import num_allowed, start_walk
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.sglang_types import ScheduleBatch
 from sglang_parse.engine.target import NO_LOGIT

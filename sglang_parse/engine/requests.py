@@ -38,10 +38,17 @@ def chain_len(req: Req, longest: int) -> int:
     return min(longest, tokens_left(req) - 1)
 
 
-def draft_completes_answer(req: Req) -> bool:
-    """Whether the answer ends with the draft: by a stop token or at its length limit."""
+def is_complete(req: Req) -> bool:
+    """Whether the answer ends with its output: by a stop token or at its length limit."""
     state = req.parse_state
-    return state.draft.finished or state.num_drafted >= tokens_left(req)
+    return tokens_left(req) <= 0 or not state.policy.stop_ids.isdisjoint(state.output_ids[-1:])
+
+
+def completes_answer(req: Req, num_drafted: int) -> bool:
+    """Whether the answer would end with that many of its draft's tokens."""
+    state = req.parse_state
+    is_whole = num_drafted == state.num_drafted
+    return (state.draft.finished and is_whole) or num_drafted >= tokens_left(req)
 
 
 def is_greedy(req: Req) -> bool:
@@ -85,7 +92,7 @@ def has_ended(req: Req) -> bool:
         return True
     if len(state.output_ids) + state.num_inflight <= len(req.output_ids):
         return False
-    return tokens_left(req) <= 0 or state.output_ids[-1] in state.policy.stop_ids
+    return is_complete(req)
 
 
 def stop_ids_of(req: Req) -> frozenset[int]:

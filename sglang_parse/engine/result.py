@@ -11,7 +11,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.device import on_device
-from sglang_parse.engine.logprobs import TokenLogprobs, write_logprobs
+from sglang_parse.engine.logits.logprobs import TokenLogprobs, write_logprobs
 from sglang_parse.engine.sglang_types import ScheduleBatch
 
 
@@ -30,6 +30,7 @@ class PendingResult(GenerationBatchResult):
             next_draft_input=ParseDraftInput(),
             # 1, the default, makes the first iteration that emits nothing crash the scheduler.
             num_non_draft_tokens_per_req=0,
+            logits_output=LogitsProcessorOutput(next_token_logits=None),
         )
         self._event = event
 
@@ -37,7 +38,6 @@ class PendingResult(GenerationBatchResult):
         self,
         batch: ScheduleBatch,
         emitted: Sequence[Sequence[int]],
-        output: LogitsProcessorOutput,
         logprobs: Mapping[int, Sequence[TokenLogprobs]],
     ) -> None:
         """Pads the output tokens to one stride.
@@ -50,12 +50,11 @@ class PendingResult(GenerationBatchResult):
         stride = max(1, *lens)
         if batch.return_logprob:
             kept = {row: tokens[: lens[row]] for row, tokens in logprobs.items() if tokens}
-            write_logprobs(output, batch.reqs, kept, stride)
+            write_logprobs(self.logits_output, batch.reqs, kept, stride)
         flat: list[int] = []
         for tokens in emitted:
             flat.extend(tokens)
             flat.extend([0] * (stride - len(tokens)))
-        self.logits_output = output
         self.next_token_ids = torch.tensor(flat)
         self.accept_lens = torch.tensor(lens, dtype=torch.int32)
         if not batch.enable_overlap:  # under overlap the future map has the lengths

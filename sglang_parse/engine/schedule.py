@@ -18,7 +18,6 @@ import torch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
 from sglang.srt.runtime_context import get_spec
 
-from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.kv_demand import (
     KvDemand,
@@ -60,7 +59,6 @@ class Schedule:
     Args:
         controller: bounds latency and fairness, and chooses the draft chunk.
         max_question_len: tokens of the longest question; 0 in token mode.
-        block_size: tokens that a draft forward may write.
     """
 
     def __init__(
@@ -68,12 +66,14 @@ class Schedule:
         config: ParseConfig,
         controller: Controller,
         max_question_len: int,
-        block_size: int = 1,
     ) -> None:
         self.config, self.controller = config, controller
-        self.max_question_len, self.block_size = max_question_len, block_size
+        self.max_question_len, layouts = max_question_len, controller.layouts.costs
+        self.block_size = max(layout.size for layout in layouts)
+        """Tokens that a draft forward may write."""
         self.max_questions = config.max_questions  # of every plan
-        self.block_rows = 1 + lookahead_rows(block_size, Masks.EVERY) if block_size > 1 else 0
+        lookahead = max(layout.lookahead_rows for layout in layouts)
+        self.block_rows = 1 + lookahead if self.block_size > 1 else 0
         self._planned: IterationPlan | None = None
 
     def plan_iteration(self, batch: ScheduleBatch, reqs: Sequence[Req]) -> IterationPlan:

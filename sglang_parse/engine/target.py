@@ -17,12 +17,13 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 from sglang_parse.device import HostCopy
-from sglang_parse.engine.adjust import LogitsRows, adjust
 from sglang_parse.engine.batch import select_requests
 from sglang_parse.engine.broadcast import broadcast_tokens
 from sglang_parse.engine.faults import nan_rows
+from sglang_parse.engine.logits.adjust import adjust
+from sglang_parse.engine.logits.rows import LogitsRows
+from sglang_parse.engine.logits.sampling import without_adjustments
 from sglang_parse.engine.requests import is_adjusted, needs_hidden_states
-from sglang_parse.engine.sampling import without_adjustments
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 NO_LOGIT = -2

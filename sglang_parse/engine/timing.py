@@ -135,7 +135,7 @@ class StageTimer:
 
         def record(ms: float) -> None:
             for state, count in zip(states, num_prefilled, strict=True):
-                state.charge(draft=ms * count / total)
+                state.telemetry.charge(draft=ms * count / total)
             self._stages.append(StageTime(Stage.DRAFT_PREFILL, total, 0, ms))
 
         self.when_passed(record, watch)
@@ -161,22 +161,23 @@ class StageTimer:
         reqs: Sequence[Req],
         forward: TargetForward,
         results: Sequence[TargetResult],
-        num_decoded: int,
+        tokens: Sequence[Sequence[int]],
     ) -> None:
         """A target forward, charged to its requests by their rows.
 
         Args:
             head: what an EAGLE-3 head proposed before it, and read after it.
-            num_decoded: tokens that decode rows and proposals output.
+            tokens: per request of ``reqs`` its output tokens.
         """
         states = [reqs[result.row].parse_state for result in results]
-        num_decoding = sum(result.action is not Action.VERIFY for result in results)
+        decoded = [tokens[x.row] for x in results if x.action is not Action.VERIFY]
+        num_decoding, num_decoded = len(decoded), sum(map(len, decoded))
         head_stage = "draft" if any(result.is_chain for result in results) else "decode"
 
         def charge(ms: float) -> None:
             for state, result in zip(states, results, strict=True):
                 stage = "verify" if result.is_round else "decode"
-                state.charge(**{stage: ms * result.num_rows / forward.num_rows})
+                state.telemetry.charge(**{stage: ms * result.num_rows / forward.num_rows})
 
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], **{head_stage: head_ms})
@@ -196,4 +197,4 @@ class StageTimer:
 def _share(states: Sequence[RequestState], **ms: float) -> None:
     """Charges a stage to requests in equal parts."""
     for state in states:
-        state.charge(**{stage: value / len(states) for stage, value in ms.items()})
+        state.telemetry.charge(**{stage: value / len(states) for stage, value in ms.items()})

@@ -17,7 +17,6 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.phases import Action
 from sglang_parse.device import HostCopy, on_device
-from sglang_parse.engine.adjust import LogitsRows, adjust
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.faults import NAN_IN_TARGET, NO_LOGITS, nan_rows
 from sglang_parse.engine.forward import (
@@ -27,13 +26,15 @@ from sglang_parse.engine.forward import (
     run_forward,
     verify_rows,
 )
-from sglang_parse.engine.heads import Head, next_likelihoods
-from sglang_parse.engine.logprobs import LogprobRows, Record, TokenLogprobs
+from sglang_parse.engine.judge.head import Head, next_likelihoods
+from sglang_parse.engine.judge.judge import Judge
+from sglang_parse.engine.logits.adjust import adjust
+from sglang_parse.engine.logits.logprobs import LogprobRows, Record, TokenLogprobs
+from sglang_parse.engine.logits.rows import LogitsRows
+from sglang_parse.engine.logits.sampling import prepare_rows
 from sglang_parse.engine.requests import asks_logprobs, is_adjusted, needs_hidden_states
-from sglang_parse.engine.sampling import prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
-from sglang_parse.engine.verdicts import Judge
 
 
 @dataclass(slots=True)
@@ -97,9 +98,8 @@ class TargetResult:
         choices = zip(tokens, self.target_tokens, self.logprobs, strict=False)
         return [(record[int(token != choice)], record) for token, choice, record in choices]
 
-    def fill(self, start: int, values: Iterator[Sequence[float]]) -> None:
-        """Takes its own of the forward's rows, from ``start``, and ``values``."""
-        self.start = start
+    def fill(self, values: Iterator[Sequence[float]]) -> None:
+        """Takes its own of the forward's ``values``."""
         rows = [*islice(values, self.num_tokens)]
         tokens = [row[0] for row in rows]
         self.scores = [row[1:] for row in rows]
@@ -161,21 +161,26 @@ class TargetForward:
         self._values = broadcast(values)
         self._on_host = HostCopy(self._values)
         self.made = self._on_host.made
+        start = 0
         for result in results:
             req = reqs[result.row]
+            result.start, start = start, start + result.num_rows
+            if hidden is not None and req.parse_state.policy.keep_hidden_states:
+                result.hidden = hidden[result.hidden_rows]
             result.asks_logprobs = req.return_logprob
             is_proposed = result.action is Action.EAGLE_DECODE
             result.is_chain = is_proposed and req.parse_state.waits_for_chain
         self._records = HostCopy(torch.cat([*records])) if records else None
 
     def wait(self) -> Sequence[TargetResult]:
-        values, start = iter(self._on_host.tolist()), 0
+        values = iter(self._on_host.tolist())
         records = iter(self._records.tolist() if self._records else ())
         for result in self._results:
             if result.asks_logprobs:
                 result.logprobs = [*islice(records, result.num_tokens)]
-            result.fill(start, values)
-            start += result.num_rows
+            result.fill(values)
+        for req in self.decoding if self.is_decode_only else ():
+            req.parse_state.arrive_decode()
         return self._results
 
     def last_tokens(self, reqs: Sequence[Req]) -> torch.Tensor | None:
@@ -222,6 +227,27 @@ class Verifier:
         self._scores_rows = self._captures or (judge is not None and judge.head is not None)
         self._num_values = 5 if self._scores_rows else 1 + (judge is not None)
 
+    def launch(
+        self,
+        batch: ScheduleBatch,
+        rows: Mapping[Action, Sequence[int]],
+        proposals: Mapping[int, Sequence[int]],
+        before: TargetForward | None,
+    ) -> TargetForward | None:
+        """The target's part of an iteration, if it has one.
+
+        Args:
+            rows: indices into the batch by action; ``proposals``: see ``verify``.
+            before: the forward launched last, while it is in flight.
+        """
+        decoding = rows[Action.DECODE]
+        if rows[Action.VERIFY] or rows[Action.EAGLE_DECODE]:
+            return self.verify(batch, rows[Action.VERIFY], proposals, decoding)
+        if not decoding:
+            return None
+        last_ids = before.last_tokens([batch.reqs[row] for row in decoding]) if before else None
+        return self.decode(batch, decoding, last_ids)
+
     def decode(
         self, batch: ScheduleBatch, rows: Sequence[int], last_ids: torch.Tensor | None = None
     ) -> TargetForward:
@@ -233,6 +259,8 @@ class Verifier:
         decoded = self.target.decode(batch, rows, last_ids)
         logits_output = decoded.logits_output
         tokens, output, records = self._sample(batch, rows, logits_output.next_token_logits)
+        for row in rows:
+            batch.reqs[row].parse_state.launch_decode()
         return TargetForward(
             [*map(TargetResult, rows)],
             tokens[:, None],

@@ -52,16 +52,16 @@ class WideInputs:
             self.pools, self.starts = torch.zeros(2, max_reqs, dtype=torch.int64)
 
 
-class _WideInput(SpecInput):
+class WideInput(SpecInput):
     """What attention and the logits processor read: a verify pass of ``width`` rows per request;
-    the mask is the attention backend's own."""
+    the mask is the attention backend's own. ``hidden_states`` [rows, ...] are for a head."""
 
     capture_hidden_mode = CaptureHiddenMode.NULL
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, hidden_states: torch.Tensor | None = None) -> None:
         super().__init__(SpecInputType.EAGLE_VERIFY)
         self.num_tokens_per_req = self.num_tokens_for_logprob_per_req = width
-        self.draft_token_num = width
+        self.draft_token_num, self.hidden_states = width, hidden_states
 
     def get_spec_adjust_token_coefficient(self) -> tuple[int, int]:
         return self.num_tokens_per_req, self.num_tokens_for_logprob_per_req
@@ -126,7 +126,7 @@ class WideGraphs(DecodeCudaGraphRunner):
 
     def get_spec_info(self, num_tokens: int) -> SpecInput:
         del num_tokens
-        return _WideInput(self.inputs.width)
+        return WideInput(self.inputs.width)
 
     def _next_token_logits_buffer_capacity_rows(self, max_num_tokens: int) -> int:
         # The buffer that SGLang's runners share holds one row per request; no logits leave a graph.

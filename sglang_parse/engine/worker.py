@@ -19,7 +19,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.engine import admission, pass_graphs
 from sglang_parse.engine.build import build_engine
 from sglang_parse.engine.faults import contain_request
-from sglang_parse.engine.grammar import needs_matchers
+from sglang_parse.engine.logits.grammar import needs_matchers
 from sglang_parse.engine.overlap import Pipeline
 from sglang_parse.engine.prefill import prefill
 from sglang_parse.engine.prewarm import prewarm
@@ -75,17 +75,7 @@ class ParseWorker(BaseSpecWorker):
             grammar_barrier()
         return self.pipeline.launch(batch)
 
-    def alloc_memory_pool(
-        self,
-        memory_pool_config: Any = None,
-        req_to_token_pool: Any = None,
-        token_to_kv_pool_allocator: Any = None,
-    ) -> None:
-        pools = {
-            "memory_pool_config": memory_pool_config,
-            "req_to_token_pool": req_to_token_pool,
-            "token_to_kv_pool_allocator": token_to_kv_pool_allocator,
-        }
+    def alloc_memory_pool(self, **pools: Any) -> None:
         super().alloc_memory_pool(**pools)
         if self.engine.eagle is not None:
             self.engine.eagle.alloc_memory_pool(**pools)

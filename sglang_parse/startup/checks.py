@@ -28,7 +28,6 @@ from sglang_parse.attention.support import (
     check_device,
     choose_layout,
 )
-from sglang_parse.core.block import Masks, lookahead_rows
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
@@ -37,6 +36,7 @@ from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
     DRAFT,
     check_head,
+    check_head_fits,
     check_models,
     check_no_head,
     flag_of,
@@ -110,9 +110,11 @@ def validate_server_args(server_args: Any) -> None:
     target, draft = check_models(server_args, tokenizer)
     block = parallel_draft(config, draft)
     if block.size > 1:
-        _check_block_draft(server_args, draft)
+        _check_block_draft(server_args, draft, block.has_head)
     if draft is not None:
         _choose_draft_attention(server_args, draft)
+    if block.has_head:
+        check_draft_head(server_args, config, draft)
     pass_layout(server_args, config, target, block.size)
     has_head = config.uses_eagle3
     num_steps = check_head(server_args, config, target) if has_head else check_no_head(server_args)
@@ -124,7 +126,8 @@ def validate_server_args(server_args: Any) -> None:
         logger.info(text, DRAFT, others, family.name, family.draft)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # The most rows of a draft forward: last committed token, draft and masks.
-    draft_rows = 1 + config.draft_tokens + lookahead_rows(block.size, Masks.EVERY)
+    lookahead = max(layout.lookahead_rows for layout in block.layouts)
+    draft_rows = 1 + config.draft_tokens + lookahead
     # Sets the width of each ``req_to_token`` row (4 bytes a column); slots are allocated by phase.
     server_args.speculative_num_draft_tokens = max(longest_pass(config, question), draft_rows)
     server_args.speculative_num_steps = num_steps
@@ -134,8 +137,21 @@ def validate_server_args(server_args: Any) -> None:
         envs.SGLANG_HTTP_SERVER_APP_PATH.set("sglang_parse.startup.tokenizer_worker:app")
 
 
-def _check_block_draft(args: Any, draft: Any) -> None:
+def check_draft_head(args: Any, config: ParseConfig, draft: Any) -> None:
+    """Raises AdmissionError or BackendError for an EAGLE-3 head that does not fit the draft model,
+    or whose steps would be planned from lengths that only the device knows."""
+    check_head_fits(args, "draft_eagle3_path", config.draft_eagle3_path, draft)
+    backend, setting = draft_attention(args), flag("draft_eagle3_path")
+    able = [name for name, support in SUPPORT.items() if support.plans_on_device]
+    found = f"{OF_DRAFT} (or {OF_TARGET}) is {backend!r}, which plans on the host"
+    if backend in SUPPORT and backend not in able:
+        raise BackendError(found, f"use {' or '.join(able)}, or leave {setting} out")
+
+
+def _check_block_draft(args: Any, draft: Any, has_head: bool) -> None:
     attention, fix = attention_of(draft), f"use {flag('draft_parallel_tokens')} 1 with it"
+    if has_head:
+        fix = f"leave {flag('draft_eagle3_path')} out with it"
     path, why = args.speculative_draft_model_path, f"a draft in blocks, with {attention}"
     require(attention is Attention.FULL, DRAFT, path, fix, why=why)
 

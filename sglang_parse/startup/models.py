@@ -14,7 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from sglang.srt.arg_groups.model_override_base import model_config_of
 
-from sglang_parse.core.block import USUAL_BLOCK, DraftLayout, layouts_for
+from sglang_parse.core.block import HEAD_BLOCK, USUAL_BLOCK, DraftLayout, layouts_for
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.startup.families import refusal
 
@@ -154,16 +154,24 @@ class ParallelDraft:
         size: maximum tokens per forward.
         mask_id: the mask token; 0 if ``size`` is 1.
         allow_one_token: whether one token per forward is used when it is faster.
+        has_head: an EAGLE-3 head proposes, instead of mask tokens.
     """
 
     size: int = 1
     mask_id: int = 0
     allow_one_token: bool = False
+    has_head: bool = False
 
     @property
     def layouts(self) -> tuple[DraftLayout, ...]:
         """The layouts of a forward that compete."""
-        return layouts_for(self.size, allow_one_token=self.allow_one_token)
+        return layouts_for(self.size, allow_one_token=self.allow_one_token, has_head=self.has_head)
+
+    def __str__(self) -> str:
+        if self.size == 1:
+            return "one token"
+        source = "its EAGLE-3 head" if self.has_head else f"mask token {self.mask_id}"
+        return f"up to {self.size} tokens, by {source}"
 
 
 def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
@@ -176,12 +184,22 @@ def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
         AdmissionError: it is set, and the draft's files name no valid mask token.
     """
     size, setting = config.block_size, flag("draft_parallel_tokens")
+    head, path = flag("draft_eagle3_path"), config.draft_eagle3_path
     if draft is None:
+        fix = f"leave it out, or give the draft model of this head with {DRAFT}"
+        require(not path, head, path, fix, why="a head of a draft model, and there is none")
         fix = f"leave it out, or give a draft model with {DRAFT}"
         require(size in (None, 1), setting, size, fix)
         return ParallelDraft()
     named = {key: getattr(draft.hf_config, key, None) for key in MASK_TOKEN_KEYS}
     key, mask_id = next(((k, v) for k, v in named.items() if v is not None), ("", None))
+    if path:
+        fix = f"leave it out, or use a draft model without {key}"
+        why = f"the draft model fills mask tokens (its config.json has {key})"
+        require(mask_id is None, head, path, fix, why=why)
+        fix = f"use 2 or more, or leave {head} out"
+        require(size != 1, setting, size, fix, why="a block in which the head proposes nothing")
+        return ParallelDraft(size or HEAD_BLOCK, allow_one_token=size is None, has_head=True)
     if size == 1 or (size is None and mask_id is None):
         return ParallelDraft()
     if mask_id is None:
@@ -198,9 +216,8 @@ def slot_sharers(args: Any) -> list[Any]:
     """Returns the ``ModelConfig`` of every model with KV under the target's slot numbers."""
     config = ParseConfig.from_env()
     sharers = [_draft_config(args)] if args.speculative_draft_model_path else []
-    if config.uses_eagle3:
-        sharers.append(_head_config(args, config))
-    return sharers
+    heads = filter(None, (config.eagle3_path, config.draft_eagle3_path))
+    return [*sharers, *(_head_config(args, "an EAGLE-3 head", path) for path in heads)]
 
 
 def check_head(args: Any, config: ParseConfig, target: Any) -> int:
@@ -215,27 +232,32 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     has_tiers, setting = args.enable_hierarchical_cache, flag_of("enable_hierarchical_cache")
     fix = f"leave it out with {flag('eagle3_path')}"
     require(not has_tiers, setting, has_tiers, fix)
-    path, setting = config.eagle3_path, flag("eagle3_path")
-    _check_folder(path, setting)
-    head = _head_config(args, config)
-    _check_head_fits(head, target, f"{setting} {path}")
-    check_heads(args, target, head, "head")
+    check_head_fits(args, "eagle3_path", config.eagle3_path, target)
     return steps
 
 
-def _check_head_fits(head: Any, target: Any, name: str) -> None:
-    """Raises AdmissionError if a head does not fit the target's hidden states."""
-    config, made = head.hf_config, "use a head made for this target,"
+def check_head_fits(args: Any, field: str, path: str, model: Any) -> None:
+    """Raises AdmissionError if a head does not fit the hidden states of its model.
+
+    Args:
+        field: the name of its setting.
+        model: the ``ModelConfig`` of the target or of the draft model.
+    """
+    setting, who = flag(field), "target" if field == "eagle3_path" else "draft model"
+    _check_folder(path, setting)
+    head = _head_config(args, setting, path)
+    check_heads(args, model, head, "head")
+    config, name, made = head.hf_config, f"{setting} {path}", f"use a head made for this {who},"
     kinds = config.architectures or ()
     is_head = any("eagle3" in kind.lower() for kind in kinds)
     require(is_head, f"architectures of {name}", kinds, "give an EAGLE-3 head")
     width = getattr(config, "target_hidden_size", None) or head.hidden_size
     for what, value, wanted in (
-        ("hidden size", width, target.hidden_size),
-        ("vocabulary", head.vocab_size, target.vocab_size),
+        ("hidden size", width, model.hidden_size),
+        ("vocabulary", head.vocab_size, model.vocab_size),
     ):
         require(value == wanted, f"{what} of {name}", value, f"{made} whose {what} is {wanted}")
-    key, num_layers = "eagle_aux_hidden_state_layer_ids", target.num_hidden_layers
+    key, num_layers = "eagle_aux_hidden_state_layer_ids", model.num_hidden_layers
     layer_ids = (getattr(config, "eagle_config", None) or {}).get(key) or ()
     fit = all(0 <= layer < num_layers for layer in layer_ids)
     require(fit, f"{key} of {name}", layer_ids, f"{made} which has {num_layers} layers")
@@ -254,9 +276,8 @@ def _draft_config(args: Any) -> Any:
     return _read(DRAFT, path, partial(_config_of_draft, args, path, _draft_revision(args)))
 
 
-def _head_config(args: Any, config: ParseConfig) -> Any:
-    path = config.eagle3_path
-    return _read(flag("eagle3_path"), path, partial(_config_of_draft, args, path, MAIN))
+def _head_config(args: Any, setting: str, path: str) -> Any:
+    return _read(setting, path, partial(_config_of_draft, args, path, MAIN))
 
 
 def _draft_revision(args: Any) -> str:

@@ -80,7 +80,7 @@ METRICS = (
     Metric(
         "draft_forward_passes_total",
         "Forward passes of the draft model, by the rows that mask tokens follow: none (one token "
-        "per forward), last, every.",
+        "per forward), last, every; head: an EAGLE-3 head proposes instead.",
         "masks",
         tuple(masks.value for masks in Masks),
     ),
@@ -280,7 +280,7 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     info: dict[str, Any] = {"mode": "plain" if state.policy.is_plain else "parse", **note}
     if state.policy.is_plain:
         info["reason"] = state.policy.plain_reason
-    elif not state.stats.drafted_tokens:
+    elif not state.telemetry.stats.drafted_tokens:
         info["reason"] = state.no_draft_reason or "the request ended before its first draft"
     shown = request_counts(req)
     if state.policy.judge:
@@ -297,14 +297,14 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     if (text := state.texts.get(PREDICTION)) is not None:
         info["prediction"] = _prediction(text, req.output_ids_through_stop)
     if state.policy.strict:
-        info["strict_refusals"] = state.strict_refusals
+        info["strict_refusals"] = state.telemetry.strict_refusals
     if state.plan is not None:
         info["plan"] = asdict(state.plan)
     if state.policy.certified is not None:
         info["certified"] = state.policy.certified
     if state.policy.keep_trace:
-        info["trace"] = state.trace
-        if state.is_trace_full:
+        info["trace"] = state.telemetry.trace
+        if state.telemetry.is_trace_full:
             info["trace_truncated"] = True
         info["fingerprint"] = state.policy.fingerprint
     return info

@@ -80,9 +80,10 @@ def exec_features(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("piece_rows", [1, 4, 1000])
 def test_rows_of_a_pass(monkeypatch: pytest.MonkeyPatch, piece_rows: int):
     """Row t is adjusted for the output and t draft tokens; rows of masks for all of them."""
-    from sglang_parse.engine import adjust
+    from sglang_parse.engine.logits import adjust
+    from sglang_parse.engine.logits.rows import LogitsRows
 
-    monkeypatch.setattr(adjust, "PIECE_BYTES", 4 * VOCAB * piece_rows)
+    monkeypatch.setattr("sglang_parse.engine.logits.rows.PIECE_BYTES", 4 * VOCAB * piece_rows)
     reqs = [request(name) for name in PARAMS]
     num_rows = len(DRAFT) + 3
     logits = torch.randn(len(reqs) * num_rows, VOCAB, generator=torch.Generator().manual_seed(2))
@@ -92,7 +93,7 @@ def test_rows_of_a_pass(monkeypatch: pytest.MonkeyPatch, piece_rows: int):
         for row in range(num_rows)
     ]
     parts = [
-        adjust.LogitsRows(req, place * num_rows, num_rows, OUTPUT, DRAFT)
+        LogitsRows(req, place * num_rows, num_rows, OUTPUT, DRAFT)
         for place, req in enumerate(reqs)
         if adjust.Adjustment.adjusts(req)
     ]
@@ -107,7 +108,8 @@ def test_rows_of_a_pass(monkeypatch: pytest.MonkeyPatch, piece_rows: int):
 @pytest.mark.usefixtures("exec_features")
 def test_draft_steps():
     """Each step's tokens, on the device, count in the next one."""
-    from sglang_parse.engine.adjust import Adjustment, LogitsRows
+    from sglang_parse.engine.logits.adjust import Adjustment
+    from sglang_parse.engine.logits.rows import LogitsRows
 
     reqs = [request(name) for name in PARAMS]
     parts = [
@@ -135,7 +137,8 @@ def test_pure_processors():
         DisallowedTokensLogitsProcessor,
     )
 
-    from sglang_parse.engine.adjust import Adjustment, LogitsRows, adjust
+    from sglang_parse.engine.logits.adjust import Adjustment, adjust
+    from sglang_parse.engine.logits.rows import LogitsRows
     from sglang_parse.startup.fallback import is_pure, unsupported_feature
 
     class Stateful(CustomLogitProcessor):
@@ -175,7 +178,8 @@ def test_pure_processors():
 
 def test_penalties_count_each_output_token_once(monkeypatch: pytest.MonkeyPatch):
     """The work per step does not grow with the answer; a retraction takes output back."""
-    from sglang_parse.engine import adjust
+    from sglang_parse.engine.logits import adjust
+    from sglang_parse.engine.logits.rows import LogitsRows
 
     req, output, sent = request("all penalties"), [*OUTPUT] * 40, []
     on_device = adjust.on_device
@@ -186,7 +190,7 @@ def test_penalties_count_each_output_token_once(monkeypatch: pytest.MonkeyPatch)
     )
 
     def counts(before: list[int]) -> torch.Tensor:
-        part = adjust.LogitsRows(req, 0, 2, before, DRAFT, first=1)
+        part = LogitsRows(req, 0, 2, before, DRAFT, first=1)
         return adjust.Penalties([part], torch.device("cpu"))._count(VOCAB)
 
     def expected(before: list[int]) -> torch.Tensor:
@@ -203,7 +207,8 @@ def test_penalties_count_each_output_token_once(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_rows_of_which_nothing_finite_is_left(value: float):
     """They are told apart from a NaN of the model, and no sampler raises on them."""
-    from sglang_parse.engine.adjust import LogitsRows, adjust
+    from sglang_parse.engine.logits.adjust import adjust
+    from sglang_parse.engine.logits.rows import LogitsRows
 
     req = request("nothing")
     req.sampling_params.logit_bias = {"3": value}
@@ -219,7 +224,8 @@ def test_rows_of_which_nothing_finite_is_left(value: float):
 def test_an_error_of_a_processor_ends_its_request():
     from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
-    from sglang_parse.engine.adjust import Adjustment, LogitsRows
+    from sglang_parse.engine.logits.adjust import Adjustment
+    from sglang_parse.engine.logits.rows import LogitsRows
 
     broken, other = request("nothing"), request("logit_bias")
     broken.custom_logit_processor = DisallowedTokensLogitsProcessor.to_str()
@@ -232,7 +238,7 @@ def test_an_error_of_a_processor_ends_its_request():
 
 
 def test_likelihoods_are_numbers_whatever_is_left():
-    from sglang_parse.engine.heads import MIN_LOGPROB, next_likelihoods
+    from sglang_parse.engine.judge.head import MIN_LOGPROB, next_likelihoods
 
     logits = torch.zeros(3, 4)
     logits[1] = -float("inf")

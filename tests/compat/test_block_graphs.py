@@ -18,6 +18,7 @@ pytestmark = pytest.mark.compat
 
 VOCAB, MASK_ID, MAX_REQS, CONTEXT, HIDDEN = 17, 16, 8, 200, 12
 LAYOUTS = [DraftLayout(size, masks) for size in (2, 4) for masks in (Masks.LAST, Masks.EVERY)]
+LAYOUTS += [DraftLayout(size, Masks.HEAD) for size in (1, 2, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,12 @@ class Model:
     def hidden(self, *rows: torch.Tensor) -> torch.Tensor:
         return sum(part[index] for part, index in zip(self._parts, rows, strict=True))
 
+    def propose(self, ids: torch.Tensor, starts: torch.Tensor, hidden: torch.Tensor) -> tuple:
+        """As an EAGLE-3 head, whose state depends on all that it was given."""
+        at = starts[:, None] + torch.arange(ids.shape[1])
+        own = self._parts[0][ids] + self._parts[1][at] + hidden.roll(1, 2) / 2
+        return (own @ self._head.T).argmax(2), own
+
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         self.head_rows += len(hidden)
         return hidden @ self._head.T
@@ -61,7 +68,9 @@ def graph_of(body: BlockBody, model: Model, size: int) -> Callable[[], None]:
 
     def replay() -> None:
         body.load(size)
-        body.accept(model.hidden(*views), model.head)
+        hidden = model.hidden(*views)
+        has_head = body._layout.masks is Masks.HEAD
+        body.accept(hidden, model.head, (model.propose, hidden) if has_head else None)
 
     return replay
 
@@ -84,15 +93,38 @@ def planned(
     layout: DraftLayout, model: Model, table: torch.Tensor, state: ChainState, pools: torch.Tensor
 ) -> tuple[ChainState, torch.Tensor]:
     """One block, row by row, by the layout's definition."""
-    rows, choices = layout.rows(0), []
+    rows, choices, proposed = layout.rows(0), [], []
     for i, pool in enumerate(pools.tolist()):
         start = int(state.starts[i])
         real = [int(state.last[i]), *state.candidates[i].tolist()]
         ids = torch.tensor(real + [MASK_ID] * (rows.num_rows - len(real)))
         positions = torch.tensor([min(start + p, CONTEXT - 1) for p in rows.positions()])
         slots = table[pool, start : start + rows.num_rows].long()
-        choices.append(model.head(model.hidden(ids, positions, slots)).argmax(1))
-    return accept_blocks(layout.masks, state, torch.stack(choices), MASK_ID)
+        hidden = model.hidden(ids, positions, slots)
+        choices.append(model.head(hidden).argmax(1))
+        proposed.append(proposal(model, state.pick(slice(i, i + 1)), choices[-1].tolist(), hidden))
+    by_head = torch.tensor(proposed, dtype=torch.int64) if layout.masks is Masks.HEAD else None
+    return accept_blocks(layout.masks, state, torch.stack(choices), MASK_ID, by_head)
+
+
+def proposal(
+    model: Model, state: ChainState, choices: list[int], hidden: torch.Tensor
+) -> list[int]:
+    """What a head proposes after one request's block, one row after another."""
+    candidates, (start, known, count) = (
+        state.candidates[0].tolist(),
+        (int(part) for part in (state.starts, state.num_known, state.num_candidates)),
+    )
+    at, chain = 0, []
+    while at < known or (at < count and candidates[at] == choices[at]):
+        at += 1
+    token, own = choices[at], hidden[at]
+    for step in range(len(candidates)):
+        ids, starts = torch.tensor([[token]]), torch.tensor([start + at + step])
+        found, states = model.propose(ids, starts, own[None, None])
+        token, own = int(found), states[0, 0]
+        chain.append(token)
+    return chain
 
 
 @pytest.mark.parametrize(

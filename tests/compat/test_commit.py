@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_parse.core import request
+from sglang_parse.core import request_telemetry
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import (
@@ -37,17 +37,18 @@ from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.engine import commit as commit_module
-from sglang_parse.engine.commit import Committer, trace_record
+from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.faults import NO_LOGITS
 from sglang_parse.engine.forward import verify_rows
-from sglang_parse.engine.heads import Head
+from sglang_parse.engine.judge.head import Head
+from sglang_parse.engine.judge.judge import WINDOW, Judge, Verdicts
 from sglang_parse.engine.sources.chain import SourceChain
 from sglang_parse.engine.sources.draft_model import DraftModelSource
 from sglang_parse.engine.sources.eagle import EagleSource
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts
-from sglang_parse.engine.sources.text import TextSource
-from sglang_parse.engine.verdicts import WINDOW, Judge, Verdicts
+from sglang_parse.engine.sources.text import TextParts, TextSource
+from sglang_parse.engine.trace import trace_record
 from sglang_parse.engine.verify import TargetResult
 from support.watched import Watched
 
@@ -57,6 +58,12 @@ OUTPUT = [1, 2]
 QUESTION = Question(partial_ids=(90, 91), complete_ids=(90, 92), accept_id=8, reject_id=9)
 NOT_THE_DRAFTS, STOP = 77, 0
 REJECTED = VerifyOutcome(2, 2, 0, reject_end=2, is_finished=False)
+
+
+def commit(one: Round, result: TargetResult) -> list[int]:
+    accepted = one.committer.accept(one.req, result)
+    one.committer.move_on(one.req, accepted)
+    return [*accepted.tokens]
 
 
 class Tokens:
@@ -80,7 +87,7 @@ class Round:
         self.controller = controller = Controller(mode="always")
         counters = Counters()
         incoming = IncomingTexts(None, counters)
-        predictions = TextSource(PREDICTION, config, controller, incoming, None, 0)
+        predictions = TextSource(PREDICTION, TextParts(config, controller, incoming))
         model, forced = DraftModelSource(controller), ForcedSource(config, controller)
         eagle = EagleSource(config, controller, 3) if config.uses_eagle3 else None
         if eagle is not None:
@@ -138,9 +145,7 @@ class Round:
         result = TargetResult(0, action, len(choices), proposed=proposed)
         result.target_tokens = choices
         result.answers = [(verdict, 1.0) for verdict in verdicts]
-        tokens = list(self.committer.commit(self.req, result))
-        self.state.write(tokens)
-        return tokens
+        return commit(self, result)
 
 
 # -- who decides ------------------------------------------------------------------------
@@ -160,8 +165,8 @@ def test_the_trace_says_which_question_decided(
 ):
     one = Round([11, 12, 13, 14, 15, 16], finished=finished, selection=selection)
     one.judge([0.9, 0.1, 0.9])
-    assert one.state.stats.accepted_tokens == accepted_len
-    (record,) = one.state.trace
+    assert one.state.telemetry.stats.accepted_tokens == accepted_len
+    (record,) = one.state.telemetry.trace
     assert (record["accepted_len"], record["decided_by"]) == (accepted_len, decided_by)
 
 
@@ -172,8 +177,8 @@ def test_a_request_without_a_judge_is_compared_token_by_token():
     one.committer.ask(one.req)
     assert not one.state.draft.prefix_ends
     assert one.commit([], [11, 12, 13, 77, 15, 16, 17]) == [11, 12, 13, 77]
-    assert (one.state.stats.accepted_tokens, one.state.phase) == (3, Phase.DRAFTING)
-    (record,) = one.state.trace
+    assert (one.state.telemetry.stats.accepted_tokens, one.state.phase) == (3, Phase.DRAFTING)
+    (record,) = one.state.telemetry.trace
     assert (record["judge"], record["verdicts"]) == (None, [])
 
 
@@ -187,10 +192,10 @@ def test_a_strict_token_ends_the_accepted_prefix(
     monkeypatch.setattr(Segmenter, "text_of", lambda _, token, __: {14: "7"}.get(token, " word"))
     one.agree([0.9, 0.9, 0.9], but_at=3)
     accepted_len = 2 if refused else 6
-    assert one.state.stats.accepted_tokens == accepted_len
-    assert one.state.strict_refusals == ({name: 1} if refused else {})
+    assert one.state.telemetry.stats.accepted_tokens == accepted_len
+    assert one.state.telemetry.strict_refusals == ({name: 1} if refused else {})
     assert one.verdicts.counters.totals["strict_refusals_total", name] == refused
-    (record,) = one.state.trace
+    (record,) = one.state.telemetry.trace
     assert record["accepted_len"] == accepted_len
     assert record["strict"] == ({"place": 3, "name": name} if refused else None)
 
@@ -209,7 +214,7 @@ def test_a_draft_that_the_limit_ends_is_judged_to_its_last_token(limit: int, end
 def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
     one = Round([11, 12, 13, 14, 15], limit=5)
     assert one.judge([0.9] * 3) == [11, 12, 13, 14, 15]
-    assert one.state.num_target_run == 0
+    assert one.state.telemetry.num_target_run == 0
 
 
 # -- what the target would have written as well ------------------------------------------
@@ -219,11 +224,11 @@ def test_behind_a_cut_comes_what_the_target_would_have_written_as_the_draft_has_
     one = Round([11, 12, 13, 14, 15, 16])
     assert one.agree([0.9, 0.1, 0.1], but_at=4) == [11, 12, 13, 14, NOT_THE_DRAFTS]
     state = one.state
-    assert state.num_target_run == 3
-    assert (state.stats.accepted_tokens, state.stats.matched_tokens) == (2, 2)
+    assert state.telemetry.num_target_run == 3
+    assert (state.telemetry.stats.accepted_tokens, state.telemetry.stats.matched_tokens) == (2, 2)
     # Of all but the token that is new the draft model has written the KV.
     assert (state.committed, state.draft_kv_len) == (25, 25)
-    (record,) = state.trace
+    (record,) = state.telemetry.trace
     assert (record["accepted_len"], record["next_token_id"]) == (2, 13)
     assert record["bonus_token_ids"] == [13, 14, NOT_THE_DRAFTS]
     assert record["target_token_ids"] == [11, 12, 13, 14, NOT_THE_DRAFTS, 16, NOT_THE_DRAFTS]
@@ -237,7 +242,7 @@ def test_a_refusal_costs_the_target_no_decode_step(segment: str, but_at: int):
     count = 6 if segment == "tokens:1" else 2
     assert one.agree([0.1] * count, but_at=but_at) == [*(11, 12)[:but_at], NOT_THE_DRAFTS]
     assert (one.state.phase, one.state.num_decoded) == (Phase.DRAFTING, 0)
-    assert one.state.stats.skipped_drafts == 0
+    assert one.state.telemetry.stats.skipped_drafts == 0
 
 
 def test_the_target_finishes_the_answer_if_it_is_told_to():
@@ -246,14 +251,14 @@ def test_the_target_finishes_the_answer_if_it_is_told_to():
     for _ in range(5):
         assert one.state.phase is Phase.DECODING
         one.decode()
-    assert (one.state.num_decoded, one.state.stats.skipped_drafts) == (5, 0)
+    assert (one.state.num_decoded, one.state.telemetry.stats.skipped_drafts) == (5, 0)
 
 
 def test_a_skipped_draft_is_asked_for_again_at_the_next_token():
     one = Round([11, 12, 13, 14])
     one.controller.mode = "never"
     one.judge([0.9, 0.1])
-    assert (one.state.phase, one.state.stats.skipped_drafts) == (Phase.DECODING, 1)
+    assert (one.state.phase, one.state.telemetry.stats.skipped_drafts) == (Phase.DECODING, 1)
     one.controller.mode = "always"
     one.decode()
     assert (one.state.phase, one.state.num_decoded) == (Phase.DRAFTING, 1)
@@ -266,7 +271,7 @@ def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it():
     one.judge([0.1, 0.1])
     one.controller.mode = "always"
     assert one.step([21, 22, 23, 24], proposed=[21, 22, 23]) == [21, 22, 23, 24]
-    assert (one.state.phase, one.state.stats.eagle3_steps) == (Phase.DRAFTING, 1)
+    assert (one.state.phase, one.state.telemetry.stats.eagle3_steps) == (Phase.DRAFTING, 1)
     assert one.state.num_decoded == 4
 
 
@@ -283,7 +288,7 @@ class Chain(Round):
     def __init__(self, **settings: Any) -> None:
         super().__init__([], segment="tokens:1", eagle3_path="head", **settings)
         self.state.policy = replace(self.state.policy, decode_accelerator="eagle3")
-        self.committer._resume_drafting(self.req, ())
+        self.committer._resume_drafting(self.req)
 
     def propose(
         self, proposed: list[int], choices: list[int], scores: list[list[float]] = ()
@@ -293,19 +298,17 @@ class Chain(Round):
         result = TargetResult(0, Action.EAGLE_DECODE, len(choices), proposed=proposed)
         result.target_tokens, result.is_chain = choices, True
         result.scores = [TAKES, *scores]
-        tokens = list(self.committer.commit(self.req, result))
-        self.state.write(tokens)
-        return tokens
+        return commit(self, result)
 
 
 def test_a_proposal_is_a_draft_and_the_next_one_follows():
     one = Chain(judge="likelihood")
     assert one.propose([11, 12, 13], [21, 22, 23, 24], [TAKES, TAKES, REFUSES]) == [11, 12, 23]
     assert one.propose([11, 12, 13], [21, 22, 23, 24], [TAKES] * 3) == [11, 12, 13, 24]
-    found = one.state.sources[EAGLE3]
+    found = one.state.telemetry.sources[EAGLE3]
     assert (found.rounds, found.drafted_tokens, found.accepted_tokens) == (2, 6, 5)
-    assert [record["source"] for record in one.state.trace] == [EAGLE3, EAGLE3]
-    stats = one.state.stats
+    assert [record["source"] for record in one.state.telemetry.trace] == [EAGLE3, EAGLE3]
+    stats = one.state.telemetry.stats
     assert (stats.eagle3_steps, stats.skipped_drafts, one.state.num_decoded) == (0, 0, 7)
 
 
@@ -378,7 +381,7 @@ def test_a_rejected_draft_that_the_target_would_have_written_is_output_whole():
     one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
     assert one.agree([0.1]) == [11, 12, 13, 14, 15, 16]
     state = one.state
-    assert state.stats.accepted_tokens == 0
+    assert state.telemetry.stats.accepted_tokens == 0
     assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
     assert (state.committed, state.draft_kv_len) == (26, 28)
 
@@ -395,7 +398,7 @@ def test_the_targets_own_end_of_the_answer_ends_it():
 def test_no_more_comes_than_the_limit_allows(limit: int, output: int):
     one = Round([11, 12, 13, 14], limit=limit)
     tokens = one.agree([0.1, 0.1])
-    assert len(tokens) == one.state.num_target_run == output
+    assert len(tokens) == one.state.telemetry.num_target_run == output
 
 
 def test_a_simulated_share_is_all_that_comes(monkeypatch: pytest.MonkeyPatch):
@@ -431,7 +434,7 @@ def test_the_next_draft_begins_with_the_end_that_nobody_judged():
     state.launch_draft(1)
     state.add_draft([19], 8, num_launched=1)
     assert state.draft_kv_len == state.committed + state.num_drafted
-    assert state.stats.drafted_tokens == 1  # what was drafted before counts once
+    assert state.telemetry.stats.drafted_tokens == 1  # what was drafted before counts once
 
 
 @pytest.mark.parametrize(
@@ -461,7 +464,7 @@ def test_no_draft_no_tail():
 
 
 def prefixes_of(one: Round) -> tuple[int, int]:
-    stats = one.state.stats
+    stats = one.state.telemetry.stats
     return stats.matched_prefixes, stats.rejected_matched_prefixes
 
 
@@ -541,20 +544,23 @@ def test_a_judge_that_loses_to_the_token_check_is_reported_once(
 
 def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch):
     """The round that exceeds the bound is the last one; requests with hidden states reach it."""
-    monkeypatch.setattr(request, "MAX_TRACE_BYTES", 1000)
+    monkeypatch.setattr(request_telemetry, "MAX_TRACE_BYTES", 1000)
     one, sizes = Round([11, 12]), []
     for rounds in range(1, 5):
         one.state.give_draft([11, 12], 1)
         one.agree([0.9])
-        sizes = [len(json.dumps(record)) for record in one.state.trace]
-        assert (one.state.stats.rounds, one.state.trace_bytes) == (rounds, sum(sizes))
+        sizes = [len(json.dumps(record)) for record in one.state.telemetry.trace]
+        assert (one.state.telemetry.stats.rounds, one.state.telemetry.trace_bytes) == (
+            rounds,
+            sum(sizes),
+        )
     assert sum(sizes[:-1]) < 1000 <= sum(sizes)
-    assert one.state.is_trace_full
+    assert one.state.telemetry.is_trace_full
     assert len(sizes) < 4
-    before = one.state.trace_bytes
-    record = {**one.state.trace[0], "hidden_states": {"data": "x" * 10**6}}
-    one.state.finish_round(0, 0, 0, record=record)
-    assert one.state.trace_bytes == before + sizes[0] + 10**6
+    before = one.state.telemetry.trace_bytes
+    record = {**one.state.telemetry.trace[0], "hidden_states": {"data": "x" * 10**6}}
+    one.state.telemetry.add_record(record)
+    assert one.state.telemetry.trace_bytes == before + sizes[0] + 10**6
 
 
 @pytest.mark.parametrize(
@@ -568,7 +574,7 @@ def test_a_trace_has_no_more_of_an_earlier_answer_than_was_output(
     one = Round(secret, selection="first-reject")
     one.state.draft.source = ANSWERS
     output = one.agree(verdicts, but_at=num_shown if num_shown < 6 else None)
-    (record,) = one.state.trace
+    (record,) = one.state.telemetry.trace
     assert record["draft_token_ids"] == secret[:num_shown] == output[:num_shown]
     assert record["target_token_ids"] == output[: num_shown + 1]
     num_prefixes = num_shown // 2
@@ -580,7 +586,9 @@ def test_a_trace_has_no_more_of_an_earlier_answer_than_was_output(
     assert not [token for token in secret[num_shown:] if re.search(rf"\b{token}\b", seen)]
     other = Round(secret, selection="first-reject")
     other.agree(verdicts)
-    assert other.state.trace[0]["draft_token_ids"] == secret  # its own client's, or the model's
+    assert (
+        other.state.telemetry.trace[0]["draft_token_ids"] == secret
+    )  # its own client's, or the model's
 
 
 def test_nor_more_of_its_hidden_states():
@@ -600,7 +608,7 @@ def test_nor_more_of_its_hidden_states():
 def test_no_draft_begins_inside_forced_text(monkeypatch: pytest.MonkeyPatch):
     """Drafting resumes at the first token after which the grammar lets a draft begin."""
     one, is_free = Round([11, 12, 13, 14]), False
-    monkeypatch.setattr(commit_module, "free_ends", lambda *_: [1] if is_free else [])
+    monkeypatch.setattr(commit_module, "ends_in_forced_text", lambda _: not is_free)
     one.judge([0.1, 0.1])
     for _ in range(6):
         assert one.state.phase is Phase.DECODING
@@ -640,7 +648,7 @@ def test_a_fault_of_the_logits_is_named():
     one = Round([11, 12, 13, 14])
     for fault, value in (("NaN in the target model's logits", math.nan), (NO_LOGITS, math.inf)):
         result = TargetResult(0, Action.VERIFY, 2, num_tokens=2)
-        result.fill(0, iter([[5.0], [value]]))
+        result.fill(iter([[5.0], [value]]))
         assert result.fault == fault
-        assert one.committer.commit(one.req, result) == ()
+        assert commit(one, result) == []
         assert one.state.fault == fault

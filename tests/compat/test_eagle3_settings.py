@@ -12,7 +12,7 @@ def test_the_head_takes_memory_for_what_it_proposes(monkeypatch: pytest.MonkeyPa
     from sglang.srt import runtime_context
     from sglang.srt.runtime_context import _ConfigBag
 
-    from sglang_parse.engine import eagle as eagle3
+    from sglang_parse.engine import eagle_head
 
     spec = _ConfigBag("spec")
     longest_pass = 1200
@@ -25,11 +25,11 @@ def test_the_head_takes_memory_for_what_it_proposes(monkeypatch: pytest.MonkeyPa
         ("max_speculative_num_draft_tokens", longest_pass),
     ):
         spec._set(name, value)
-    for module in (runtime_context, eagle3):
+    for module in (runtime_context, eagle_head):
         monkeypatch.setattr(module, "get_spec", lambda: spec)
-    head = object.__new__(eagle3.EagleDecoder)
+    head = object.__new__(eagle_head.EagleHead)
     head._path = "head"
-    with head._as_eagle3():
+    with head.as_eagle3():
         assert (spec.speculative_algorithm, spec.speculative_draft_model_path) == ("EAGLE3", "head")
         assert runtime_context.max_speculative_num_draft_tokens() == 4
     assert spec.speculative_algorithm == "PARSE"

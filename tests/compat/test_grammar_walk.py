@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +17,15 @@ from transformers import AutoTokenizer
 
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.request import RequestState
-from sglang_parse.engine.grammar import GrammarWalk, forced_after, free_ends, rows_of
+from sglang_parse.engine.logits.grammar import (
+    GrammarWalk,
+    ends_in_forced_text,
+    forced_after,
+    free_ends,
+    rows_of,
+)
 from support.demo_pair import DEMO
+from support.watched import Watched
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "ok": {"type": "boolean"}}}
 KEYS = (
@@ -135,11 +143,29 @@ def test_no_end_lies_inside_forced_text(backend: Any):
     pieces = tokenizer.batch_decode([[token] for token in ids])
     ends = [k for k, piece in enumerate(pieces) if k and piece.endswith("\n")]
     assert len(ends) == 3
-    walk = GrammarWalk(grammar, 1, VOCAB_SIZE, tokenizer)
-    state = RequestState(RequestPolicy(threshold=0.5), grammar=walk, output_ids=[9])
+    fresh = partial(GrammarWalk, grammar, 1, VOCAB_SIZE, tokenizer)
+    state = RequestState(RequestPolicy(threshold=0.5), grammar=fresh(), output_ids=[9])
     assert free_ends(state, ids[1:], ends) == [ends[0], ends[2]]
+    for end in range(1, len(ids)):  # as output: as a draft that ends there
+        drafted = RequestState(state.policy, grammar=fresh(), output_ids=[9])
+        written = RequestState(state.policy, grammar=fresh(), output_ids=ids[: end + 1])
+        assert ends_in_forced_text(written) is not bool(free_ends(drafted, ids[1:], [end]))
     state.grammar = None
     assert free_ends(state, ids[1:], ends) == ends
+
+
+def test_a_step_reads_the_newest_tokens_only(backend: Any):
+    """Whether forced text goes on is told without a look at the whole answer."""
+    grammar = compiled(backend, ("regex", "[ab]*"))
+    (a,) = tokenizer.encode("a", add_special_tokens=False)
+    output, walk = Watched([a] * 2000), GrammarWalk(grammar, 0, VOCAB_SIZE, tokenizer)
+    state = RequestState(RequestPolicy(threshold=0.5), grammar=walk, output_ids=output)
+    assert not ends_in_forced_text(state)
+    for _ in range(5):
+        output.append(a)
+        output.num_read = 0
+        assert not ends_in_forced_text(state)
+        assert 0 < output.num_read < 8
 
 
 ERRORS = (
@@ -171,12 +197,12 @@ def test_an_error_of_the_matcher_ends_the_request(
         ask()
         assert state.fault == f"its grammar failed: {type(error).__name__}"
     assert rows_of(state, [], [b]) == [None, None]
-    assert forced_after(state, [b], 9) == []
+    assert forced_after(state, 9) == []
     assert "Accepted tokens" not in caplog.text
 
 
 def forced(walk: GrammarWalk, ids: list[int], limit: int = 40) -> str:
-    return tokenizer.decode(walk.forced(ids, [], len(ids), limit))
+    return tokenizer.decode(walk.forced(ids, limit))
 
 
 def test_forced_text(backend: Any):
@@ -226,7 +252,7 @@ def test_work_is_bounded_by_the_draft(
     rng, limit = random.Random(1), 16
     for _ in range(40):
         for _ in range(2):
-            drafted = forced_after(state, [], limit)
+            drafted = forced_after(state, limit)
             assert len(drafted) <= limit
             free_ends(state, drafted, [*range(1, len(drafted) + 1)])
         row = rows_of(state, state.output_ids, [])[0]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_parse.core.block import layouts_for
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Action, Phase, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
@@ -126,10 +127,22 @@ def test_a_chunk_of_blocks(count: Count, num_reqs: int, masks: str, is_masked: b
     assert found.waits == 0
 
 
-def test_a_chunk_of_blocks_after_one_in_flight(count: Count):
+@pytest.mark.parametrize("top_k", [1, 5])
+def test_a_chunk_of_blocks_with_a_head(count: Count, top_k: int):
+    """The head goes on behind tokens that only the device knows."""
+    batch, engine = in_blocks(drafting(0), drafting(1, top_k=top_k), masks="head")
+    heads = engine.drafter.model.head.runner.forwards
+    found = count(lambda: launched(batch, engine))
+    assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS * SIZE}  # the head's: SIZE - 1 of them
+    assert [len(forward.input_ids) for forward in heads] == [2 * SIZE, *[2] * (SIZE - 2)] * BLOCKS
+    assert found.waits == 0
+
+
+@pytest.mark.parametrize("masks", ["last", "head"])
+def test_a_chunk_of_blocks_after_one_in_flight(count: Count, masks: str):
     """The device is never without work."""
     reqs = [drafting(0), drafting(1)]
-    batch, engine = in_blocks(*reqs)
+    batch, engine = in_blocks(*reqs, masks=masks)
     first, _ = launched(batch, engine)
 
     def next_chunk() -> None:
@@ -138,7 +151,8 @@ def test_a_chunk_of_blocks_after_one_in_flight(count: Count):
         first.chunk.wait()
 
     found = count(next_chunk)
-    assert found.forwards == {"DRAFT_EXTEND_V2": BLOCKS}
+    num_forwards = BLOCKS * (SIZE if masks == "head" else 1)
+    assert found.forwards == {"DRAFT_EXTEND_V2": num_forwards}
     assert (found.waits, found.drains) == (2, 0)
     # Of each block five tokens were kept, and as many proposed.
     states = [req.parse_state for req in reqs]
@@ -162,10 +176,10 @@ def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
             replayed["block"] += 1
             return state, torch.zeros(2, 2 * SIZE + 1, dtype=torch.int64, device=GPU)
 
-        def logits_of(self, requests: slice) -> torch.Tensor:
+        def output_of(self, requests: slice) -> tuple[torch.Tensor, None]:
             replayed["logits"] += 1
             rows = (requests.stop - requests.start) * width
-            return torch.zeros(rows, VOCAB, device=GPU)
+            return torch.zeros(rows, VOCAB, device=GPU), None
 
     engine.drafter.model._block_graphs = {layout: Graphs()}
     candidates: list[Any] = []
@@ -259,7 +273,7 @@ def test_blocks_behind_what_ended_a_draft_are_dropped():
         iteration.chunk.wait()
     state = req.parse_state
     assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
-    assert (state.num_drafted, state.stats.draft_forwards) == (1, 1)
+    assert (state.num_drafted, state.telemetry.stats.draft_forwards) == (1, 1)
     assert (first.chunk.finished, second.chunk.finished) == ([0], [])
     assert (first.chunk.continued, second.chunk.continued) == ((0, 0), (0, 0))
     assert second_at == second.chunk.num_forwards == BLOCKS
@@ -342,7 +356,8 @@ def test_slots_for_a_block_after_the_last_token_of_a_chunk(block_size: int, rows
     req.parse_state.draft.token_ids = [DRAFTED] * 3
     req.parse_state.launch_draft(4)
     config = ParseConfig(draft_chunk=CHUNK)
-    schedule = Schedule(config, Controller(Limits.of(config, 0)), 0, block_size)
+    layouts = layouts_for(block_size, allow_one_token=False)
+    schedule = Schedule(config, Controller(Limits.of(config, 0), layouts=layouts), 0)
     assert schedule._demand(req).lookahead_slots == 3 + 4 + CHUNK + rows
 
 

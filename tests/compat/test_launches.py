@@ -18,7 +18,8 @@ import torch
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.phases import Action, Phase, RequestPolicy
-from sglang_parse.engine.adjust import LogitsRows, adjust
+from sglang_parse.engine.logits.adjust import adjust
+from sglang_parse.engine.logits.rows import LogitsRows
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support import fake_engine
 from support.fake_engine import (
@@ -376,7 +377,7 @@ def test_a_head_follows_what_was_written(
 
     settings = SimpleNamespace(speculative_use_rejection_sampling=False)
     monkeypatch.setattr(eagle_worker_v2, "get_spec", lambda: settings)
-    monkeypatch.setattr(EagleDecoder, "_forward", lambda _: nullcontext())
+    monkeypatch.setattr(EagleDecoder, "forward_contexts", lambda _: nullcontext())
     prepare = eagle_worker_v2.prepare_for_draft_extend
 
     def prepare_with_lengths(extend_input: Any, view: Any, *args: Any, **kwargs: Any) -> Any:
@@ -417,7 +418,10 @@ def test_a_head_follows_what_was_written(
         SimpleNamespace(row=0, action=action, hidden_rows=slice(0, middle)),
         SimpleNamespace(row=2, action=action, hidden_rows=slice(middle, sum(num_rows))),
     ]
-    head.draft_extend(batch, results, hidden, [(5, 6), (), (7,)])
+    emitted = [(5, 6), (), (7,)]
+    for req, tokens in zip(batch.reqs, emitted, strict=True):
+        req.parse_state.write(tokens)
+    head.draft_extend(batch, results, hidden, emitted)
     assert [forward.forward_mode.name for forward in runner.forwards] == [mode]
     first, untouched, last = (req.parse_state.eagle for req in batch.reqs)
     assert untouched is None

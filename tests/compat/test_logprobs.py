@@ -28,10 +28,10 @@ REQS = [asking(2, [7]), SILENT, asking(0, None, 0.5, top_k=9), asking(1, [1, 2, 
 @pytest.mark.parametrize("piece_rows", [1, 2, 100])
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_records(monkeypatch: pytest.MonkeyPatch, piece_rows: int, is_kept: bool):
-    from sglang_parse.engine import logprobs
-    from sglang_parse.engine.adjust import LogitsRows
+    from sglang_parse.engine.logits import logprobs
+    from sglang_parse.engine.logits.rows import LogitsRows
 
-    monkeypatch.setattr(logprobs, "PIECE_BYTES", 4 * VOCAB * piece_rows)
+    monkeypatch.setattr("sglang_parse.engine.logits.rows.PIECE_BYTES", 4 * VOCAB * piece_rows)
     logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(1))
     choices = logits.argmax(-1)
     parts = [
@@ -64,7 +64,7 @@ def test_what_sglang_slices():
     """Places of requests that output less, or do not ask, are empty."""
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-    from sglang_parse.engine.logprobs import write_logprobs
+    from sglang_parse.engine.logits.logprobs import write_logprobs
 
     output = LogitsProcessorOutput(next_token_logits=None)
     tokens = [

@@ -97,6 +97,10 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
         monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
         both = slot_bytes("draft") + slot_bytes("eagle3")
         assert _add_drafts(1000, None, kvc) == 1000 + both
+        settings = {"eagle3_path": str(DEMO / "eagle3"), "draft_eagle3_path": str(DEMO / "eagle3")}
+        ParseConfig(**settings).to_env(environ)
+        monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
+        assert _add_drafts(1000, None, kvc) == 1000 + both + slot_bytes("eagle3")
         kvc.is_draft_worker = True
         assert _add_drafts(1000, None, kvc) == 1000
         kvc.is_draft_worker, kvc.spec_algorithm = False, SpeculativeAlgorithm.STANDALONE
@@ -250,6 +254,10 @@ def test_graphs_capture_hidden_states_for_an_eagle3_head(monkeypatch: pytest.Mon
     assert captured() == "FULL"
     assert captured(is_draft_worker=True) == "NULL"
     assert captured(SpeculativeAlgorithm.EAGLE3) == "NULL"
+    ParseConfig(draft_eagle3_path="head").to_env(environ)
+    monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
+    assert captured() == "NULL"
+    assert captured(is_draft_worker=True) == "FULL"
 
 
 class _CharTokenizer:

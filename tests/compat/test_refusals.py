@@ -451,6 +451,67 @@ def test_eagle3_heads_not_divisible_by_tp_size(tmp_path: Path):
         launch(DEMO_PAIR, *EAGLE3, str(head), "--tp-size", "2")
 
 
+DRAFT_HEAD = ("--parse-draft-eagle3-path", str(HEAD))
+HEADED = (DEMO / "draft", DEMO / "target")
+"""A draft model with a head."""
+
+
+@pytest.mark.parametrize(("size", "lookahead"), [("auto", 5), ("6", 9)])
+def test_a_head_of_the_draft_model(size: str, lookahead: int):
+    """Rows are as long as its last step: no mask tokens follow a block."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    flags = ("--parse-draft-parallel-tokens", size, "--parse-draft-tokens", "40")
+    flags = (*flags, "--parse-verification", "token")
+    view = resolved_view(launch(HEADED, *DRAFT_HEAD, *flags, ask=False))
+    assert view.speculative_num_draft_tokens == 1 + 40 + lookahead
+
+
+@pytest.mark.parametrize(
+    ("pair", "flags", "message"),
+    [
+        (HEADED, (DRAFT_HEAD[0], "/no/such"), "--parse-draft-eagle3-path is '/no/such': it do"),
+        (HEADED, (DRAFT_HEAD[0], str(DEMO / "draft")), "architectures of .*give an EAGLE-3 head"),
+        (DEMO_PAIR, DRAFT_HEAD, "the draft model fills mask tokens .*pard_token.*leave it out"),
+        (
+            HEADED,
+            (*DRAFT_HEAD, "--parse-draft-parallel-tokens", "1"),
+            "--parse-draft-parallel-tokens is 1: .*use 2 or more, or leave --parse-draft-eagle3-p",
+        ),
+        (
+            HEADED,
+            (*DRAFT_HEAD, "--speculative-num-steps", "3"),
+            "--speculative-num-steps is 3.*leave it out",
+        ),
+        (
+            HEADED,
+            (
+                *(*DRAFT_HEAD, "--device", "cuda", "--attention-backend", "triton"),
+                *("--speculative-draft-attention-backend", "flashinfer"),
+            ),
+            "backend.* is 'flashinfer', which plans on the host.*use .*triton.*leave --parse-draft",
+        ),
+    ],
+)
+def test_bad_heads_of_the_draft_model(pair: tuple[Path, Path], flags: tuple, message: str):
+    with pytest.raises(Exception, match=message):
+        launch(pair, *flags)
+
+
+def test_a_head_for_another_draft_model(tmp_path: Path):
+    head = changed(HEAD, tmp_path / "head", hidden_size=64)
+    with pytest.raises(Exception, match="hidden size of .* is 64.*made for this draft model.*128"):
+        launch(HEADED, DRAFT_HEAD[0], str(head))
+
+
+def test_a_head_without_its_draft_model():
+    from sglang_parse.core.config import ParseConfig
+    from sglang_parse.startup.models import AdmissionError, parallel_draft
+
+    with pytest.raises(AdmissionError, match="is 'head': .*there is none.*give the draft model of"):
+        parallel_draft(ParseConfig(draft_eagle3_path="head"), None)
+
+
 def test_unknown_setting_in_the_environment(monkeypatch: pytest.MonkeyPatch):
     from sglang_parse.core.config import ENV_VAR, ParseConfig
 

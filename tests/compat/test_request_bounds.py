@@ -13,7 +13,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_parse.algorithm import NAME
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.request import RequestState
-from sglang_parse.engine.adjust import LogitBias, LogitsRows, Penalties
+from sglang_parse.engine.logits.adjust import LogitBias, Penalties
+from sglang_parse.engine.logits.rows import LogitsRows
 from sglang_parse.patches.parse import request_bounds
 
 pytestmark = pytest.mark.compat

@@ -15,7 +15,7 @@ from sglang_parse.core.phases import Draft, Phase, RequestPolicy
 from sglang_parse.core.question import QuestionError, QuestionWording, render_question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.segment import Segmenter
-from sglang_parse.engine.verdicts import Judge
+from sglang_parse.engine.judge.judge import Judge
 from sglang_parse.startup.models import AdmissionError
 from sglang_parse.startup.questions import question_for
 from support.chat_families import FAMILIES, QUESTIONS

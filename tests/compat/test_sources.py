@@ -27,7 +27,7 @@ from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.core.text_match import TextMatch
-from sglang_parse.engine import grammar as grammar_module
+from sglang_parse.engine.logits import grammar as grammar_module
 from sglang_parse.engine.sources import chain as chain_module
 from sglang_parse.engine.sources import endpoint as endpoint_module
 from sglang_parse.engine.sources.answers import AnswerSource
@@ -37,7 +37,7 @@ from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, MAX_LATE, Endpoint
 from sglang_parse.engine.sources.endpoint_client import Stream
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, News, TextEncoder
-from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextSource
+from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextParts, TextSource
 from support.watched import Watched
 
 pytestmark = pytest.mark.compat
@@ -92,15 +92,15 @@ class Server:
         self.counters = Counters()
         controller = self.controller = Controller(mode=mode)
         incoming = IncomingTexts(TextEncoder(Characters(), 1000), self.counters)
-        shared = (self.config, controller, incoming, None, 0)
+        parts = TextParts(self.config, controller, incoming)
         self.client = Client()
         answers = endpoint = None
         if self.config.max_reused_answers:
-            answers = AnswerSource(9, *shared, shares_unscoped=self.config.shares_unscoped)
+            answers = AnswerSource(9, parts, shares_unscoped=self.config.shares_unscoped)
         if self.config.draft_url:
-            endpoint = EndpointSource(self.client, 0.5, self.counters, *shared)
+            endpoint = EndpointSource(self.client, 0.5, self.counters, parts)
         source = DraftModelSource(controller) if model else None
-        predictions = TextSource(PREDICTION, *shared)
+        predictions = TextSource(PREDICTION, parts)
         forced = ForcedSource(self.config, controller)
         self.chain = SourceChain(predictions, answers, endpoint, source, forced, None, incoming)
 
@@ -127,7 +127,9 @@ class Server:
         return req
 
     def start(self, req: Any, text: str) -> str:
-        return self.chain.start(req, [*map(ord, text)])
+        """The request writes ``text``, and then starts a draft."""
+        write(req, text)
+        return self.chain.start(req)
 
 
 class Forces:
@@ -171,7 +173,7 @@ def test_the_order_of_sources(monkeypatch: pytest.MonkeyPatch):
     assert server.start(req, "A") == ""
     assert req.parse_state.phase is Phase.WAITING
     assert ANSWERS not in req.parse_state.texts
-    assert Server(monkeypatch, model=True).chain.start(server.request(), ()) == ""
+    assert Server(monkeypatch, model=True).chain.start(server.request()) == ""
 
 
 def test_nothing_drafts(monkeypatch: pytest.MonkeyPatch):
@@ -216,13 +218,11 @@ def test_a_step_reads_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch):
     req = server.request(prediction="Answer: 42" * 9, cache_salt="tenant")
     output = req.parse_state.output_ids = Watched()
     assert server.start(req, "A") == ""
-    write(req, "A" + "x" * 16_000)
+    write(req, "x" * 16_000)
     server.start(req, "x")  # what is new is read once
-    write(req, "x")
     output.num_read = 0
     for text in ("y", "Answer: 4", "2"):
         server.start(req, text)
-        write(req, text)
     assert 0 < output.num_read < 60
 
 
@@ -240,7 +240,6 @@ def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyP
     for place in range(num_tokens):
         reason = server.start(req, chr(1 + place % 100))
         assert reason.startswith("prediction: ")
-        write(req, chr(1 + place % 100))
     spent_ms = 64 * SEARCH_MS_PER_TOKEN * text.match.num_searched
     assert 0 < spent_ms < 0.02 * 25 * num_tokens
     assert text.length.net_loss == pytest.approx(spent_ms / 25)
@@ -252,7 +251,6 @@ def test_a_draft_arrives_in_parts(monkeypatch: pytest.MonkeyPatch):
     state = req.parse_state
     assert server.start(req, "A") == ""
     assert state.phase is Phase.WAITING
-    write(req, "A")
     (stream,), (question,) = server.client.streams, server.client.questions
     assert (question.answer_ids, question.temperature) == ([ord("A")], 0.0)
     server.chain.poll([req])
@@ -266,9 +264,8 @@ def test_a_draft_arrives_in_parts(monkeypatch: pytest.MonkeyPatch):
     server.chain.poll([req])
     assert server.chain.resume(req) == ""
     assert drafted(req) == "nswer of many wo"
-    server.chain.start(req, [*map(ord, "nswer of many wo")])  # all of it is right
+    server.start(req, "nswer of many wo")  # all of it is right
     assert state.phase is Phase.WAITING
-    write(req, "nswer of many wo")
     stream.token_ids = [*map(ord, "nswer of many words.")]
     stream.is_complete = stream.ends_answer = True
     server.chain.poll([req])
@@ -281,7 +278,6 @@ def test_a_divergence_asks_anew(monkeypatch: pytest.MonkeyPatch):
     server = Server(monkeypatch, draft_url="http://host:1")
     req = server.request()
     server.start(req, "A")
-    write(req, "A")
     stream = server.client.streams[0]
     stream.token_ids, stream.is_complete = [*map(ord, "nswer")], True
     server.chain.poll([req])
@@ -302,7 +298,6 @@ def test_a_refused_draft_that_the_target_writes_too_is_no_divergence(
     server = Server(monkeypatch, draft_url="http://host:1")
     req = server.request()
     server.start(req, "A")
-    write(req, "A")
     server.client.streams[0].token_ids = [*map(ord, "nswer of many words")]
     server.chain.poll([req])
     server.chain.resume(req)
@@ -316,9 +311,9 @@ def test_a_fault_is_counted_and_pauses(monkeypatch: pytest.MonkeyPatch, caplog):
     server = Server(monkeypatch, draft_url="http://user:secret@host:1")
     for number in range(1, 3):
         req = server.request()
-        while server.start(req, "A"):
-            pass
         write(req, "A")
+        while server.chain.start(req):
+            pass
         stream = server.client.streams[-1]
         stream.fault, stream.is_complete = "ClientConnectorError", True
         server.chain.poll([req])
@@ -338,7 +333,6 @@ def test_drafts_that_end_together_are_one_fault(monkeypatch: pytest.MonkeyPatch,
     reqs = [server.request() for _ in range(8)]
     for req in reqs:
         assert server.start(req, "A") == ""
-        write(req, "A")
     for number, stream in enumerate(server.client.streams):
         stream.token_ids = [*map(ord, "nswer")]
         server.chain.poll(reqs)  # the others' text arrives, and then they fail, too
@@ -357,7 +351,6 @@ def lose(server: Server, **fault: Any) -> str:
     req = server.request()
     if reason := server.start(req, "A"):
         return reason
-    write(req, "A")
     stream = server.client.streams[-1]
     stream.fault, stream.is_complete = "some fault", True
     for name, value in fault.items():
@@ -377,7 +370,6 @@ def test_a_refused_request_pauses_nobody(monkeypatch: pytest.MonkeyPatch, caplog
     assert "no drafts from" not in caplog.text
     req = server.request()
     assert server.start(req, "A") == ""
-    write(req, "A")
     stream = server.client.streams[-1]
     stream.fault, stream.is_complete, stream.is_refused = "status 400", True, True
     server.chain.poll([req])
@@ -393,7 +385,6 @@ def test_late_drafts_in_a_row_pause(monkeypatch: pytest.MonkeyPatch):
             assert lose(server, is_late=True) == ""
         req = server.request()
         assert server.start(req, "A") == ""
-        write(req, "A")
         server.client.streams[-1].token_ids = [*map(ord, "nswer")]
         server.chain.poll([req])
     for _ in range(MAX_LATE):
@@ -409,7 +400,6 @@ def test_a_retracted_request_has_no_draft_on_its_way(monkeypatch: pytest.MonkeyP
     server = Server(monkeypatch, draft_url="http://host:1")
     req = server.request()
     assert server.start(req, "A") == ""
-    write(req, "A")
     server.client.streams[0].token_ids = [*map(ord, "nswer")]
     server.chain.poll([req])
     server.chain.retract(req)
@@ -437,7 +427,6 @@ def test_a_request_waits_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatc
     server = Server(monkeypatch, draft_url="http://host:1")
     req = server.request()
     server.start(req, "A")
-    write(req, "A")
     server.chain.poll([req])
     now.value += 0.4
     server.chain.poll([req])
@@ -454,7 +443,6 @@ def test_news_for_other_ranks(monkeypatch: pytest.MonkeyPatch):
     server.chain._endpoint._client = None
     req = server.request()
     assert server.start(req, "A") == ""
-    write(req, "A")
     news = News([*map(ord, "nswer of many words")], is_complete=False, ends_answer=False)
     monkeypatch.setattr(chain_module, "broadcast_object", lambda found: [news for _ in found])
     server.chain.poll([req])
@@ -472,7 +460,7 @@ def test_forced_text_drafts_where_nothing_else_does(monkeypatch: pytest.MonkeyPa
     assert server.start(req, '{"') == ""
     assert req.parse_state.draft.source == PREDICTION
     req = constrained(Server(monkeypatch, model=True), forces)
-    assert server.chain.start(server.request(), ()) == NOTHING  # no grammar
+    assert server.chain.start(server.request()) == NOTHING  # no grammar
     with_model = Server(monkeypatch, model=True)
     assert with_model.start(req := constrained(with_model, forces), "{") == ""
     assert req.parse_state.phase is Phase.DRAFTING

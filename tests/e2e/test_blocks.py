@@ -17,7 +17,16 @@ from typing import Any
 import pytest
 import torch
 
-from support.client import DRAFTS, EXACT, HTTP, Client, ids_of, parse_info, random_prompts
+from support.client import (
+    DRAFTS,
+    EXACT,
+    Client,
+    draft_forwards,
+    drafts_of,
+    ids_of,
+    parse_info,
+    random_prompts,
+)
 from support.models import load_model
 
 PROMPTS = random_prompts(8, seed=131)
@@ -52,17 +61,6 @@ def assert_same_text(
         assert abs(float(logits[ids[0][place]] - logits[ids[1][place]])) < NEAR_TIE
 
 
-def forwards(client: Client) -> dict[str, float]:
-    """Forwards of the draft model, by where their masks were."""
-    lines = HTTP.get(f"{client.url}/metrics").text.splitlines()
-    found = (line for line in lines if line.startswith("sglang:parse_draft_forward_passes_total{"))
-    return {line.split('masks="')[1].split('"')[0]: float(line.split()[-1]) for line in found}
-
-
-def drafts(answers: list[dict]) -> list[list[list[int]]]:
-    return [[r["draft_token_ids"] for r in parse_info(a)["trace"]] for a in answers]
-
-
 @pytest.mark.parametrize("options", [WHOLE, {"threshold": 0.3, "trace": True}])
 @pytest.mark.parametrize(
     ("concurrency", "prompts"), [(8, PROMPTS), pytest.param(1, PROMPTS[:2], marks=MORE)]
@@ -75,7 +73,7 @@ def test_parallel_drafts_equal_drafts_token_by_token(
     concurrency: int,
     prompts: list,
 ):
-    before = forwards(blocks)
+    before = draft_forwards(blocks)
     ours, theirs = (
         server.generate_all(prompts, concurrency, parse=options, **LONG)
         for server in (blocks, semantic)
@@ -93,10 +91,10 @@ def test_parallel_drafts_equal_drafts_token_by_token(
         sum(info[name] for info in infos[0]) for name in ("draft_forwards", "drafted_tokens")
     )
     assert num_forwards < num_drafted or options is not WHOLE  # the longest drafts
-    grown = {masks: count - before[masks] for masks, count in forwards(blocks).items()}
+    grown = {masks: count - before[masks] for masks, count in draft_forwards(blocks).items()}
     assert grown["none"] == 0
     assert sum(grown.values()) > 0
-    assert all(forwards(blocks)[masks] > 0 for masks in ("last", "every"))
+    assert all(draft_forwards(blocks)[masks] > 0 for masks in ("last", "every"))
     assert blocks.look()["overlap"]["async_chunks"] > 0
     blocks.assert_nothing_lost()
 
@@ -112,7 +110,7 @@ def test_a_stop_token_in_a_block_ends_the_draft(blocks: Client, semantic: Client
         params = {"max_new_tokens": 40, "stop_token_ids": [free[9], free[23]]}
         ours, theirs = (c.generate(prompt, parse=WHOLE, **params) for c in (blocks, semantic))
         assert ours["output_ids"] == theirs["output_ids"]
-        assert drafts([ours]) == drafts([theirs])
+        assert drafts_of([ours]) == drafts_of([theirs])
 
 
 def test_seeded_drafts_are_those_written_one_token_at_a_time(blocks: Client, semantic: Client):
@@ -125,7 +123,7 @@ def test_seeded_drafts_are_those_written_one_token_at_a_time(blocks: Client, sem
             server.generate_all(PROMPTS, 8, parse=WHOLE, sampling_seed=seed, **params)
             for server in (blocks, semantic)
         )
-        assert drafts(ours) == drafts(theirs)
+        assert drafts_of(ours) == drafts_of(theirs)
         runs.append(ids_of(ours))
     assert runs[0] != runs[1]
 

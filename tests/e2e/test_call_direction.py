@@ -89,8 +89,8 @@ def test_the_profile_covers_draft_verify_and_decode(calls: list[tuple[Place, Pla
         "Verifier.verify",
         "Verifier.decode",
         "TargetForward.wait",
-        "Committer._commit_round",
-        "Committer._commit_decode",
+        "Committer._accept_round",
+        "Committer._after_decode",
         "PendingResult.fill",
         "RequestState.write",
     } <= called

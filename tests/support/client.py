@@ -198,6 +198,18 @@ def parse_info(answer: dict[str, Any]) -> dict[str, Any]:
     return info
 
 
+def drafts_of(answers: Sequence[dict[str, Any]]) -> list[list[list[int]]]:
+    """The drafts of traced answers, round by round."""
+    return [[r["draft_token_ids"] for r in parse_info(a)["trace"]] for a in answers]
+
+
+def draft_forwards(client: Client) -> dict[str, float]:
+    """Forwards of the draft model, by where their masks were."""
+    lines = HTTP.get(f"{client.url}/metrics").text.splitlines()
+    found = (line for line in lines if line.startswith("sglang:parse_draft_forward_passes_total{"))
+    return {line.split('masks="')[1].split('"')[0]: float(line.split()[-1]) for line in found}
+
+
 def assert_adds_up(answer: dict[str, Any]) -> None:
     """Every output token is the draft's or the target's."""
     info = parse_info(answer)

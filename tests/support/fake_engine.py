@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +63,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(device, "async_h2d", async_h2d)
     monkeypatch.setattr(device, "async_d2h", async_d2h)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    for module in (broadcast, eagle, verify):
+    for module in (broadcast, eagle, parallel, verify):
         monkeypatch.setattr(module, "broadcast", lambda values: values)
     for module in (parts, prefill):
         monkeypatch.setattr(module, "broadcast_object", lambda value: value)
@@ -119,9 +119,11 @@ class Runner:
             assert getattr(forward_batch, name).device == GPU, name
         if forward_batch.forward_mode.is_decode():
             self._load_graph(forward_batch)
-        logits = torch.zeros(num_rows, VOCAB, device=GPU)
+        logits, hidden = torch.zeros(num_rows, VOCAB, device=GPU), None
+        if forward_batch.capture_hidden_mode.is_full():
+            hidden = torch.zeros(len(forward_batch.input_ids), 6, device=GPU)
         return SimpleNamespace(
-            logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=None),
+            logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=hidden),
             can_run_graph=forward_batch.forward_mode.is_decode(),
         )
 
@@ -268,15 +270,16 @@ def engine_for(
     config: ParseConfig = CONFIG,
     block_size: int = 1,
     plans_on_device: bool = True,
+    has_head: bool = False,
 ) -> Any:
-    """Returns a server's engine, over runners that compute nothing."""
+    """Returns a server's engine, over runners that compute nothing; ``has_head``: of the draft."""
     from sglang_parse.engine.drafting.draft_model import DraftModel
     from sglang_parse.engine.drafting.drafter import Drafter
     from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
     from sglang_parse.engine.faults import DraftGuard
+    from sglang_parse.engine.judge.judge import Judge
     from sglang_parse.engine.parts import Engine
     from sglang_parse.engine.target import TargetModel
-    from sglang_parse.engine.verdicts import Judge
     from sglang_parse.engine.verify import Verifier
 
     table = batch.req_to_token_pool.req_to_token
@@ -294,7 +297,10 @@ def engine_for(
         req_to_token=table,
         kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),
     )
-    controller = Controller(layouts=layouts_for(block_size, allow_one_token=False))
+    if has_head:
+        draft.head = draft_head(batch)
+    layouts = layouts_for(block_size, allow_one_token=False, has_head=has_head)
+    controller = Controller(layouts=layouts)
     return Engine(
         config=config,
         drafter=Drafter(
@@ -322,6 +328,21 @@ def engine_for(
         certified=SimpleNamespace(),
         layout=MASK if is_masked else ALIAS,
     )
+
+
+def draft_head(batch: Any) -> Any:
+    """An EAGLE-3 head with a vocabulary of its own."""
+    from sglang_parse.engine.drafting.draft_head import DraftHead
+
+    head = object.__new__(DraftHead)
+    head.worker = SimpleNamespace(
+        draft_runner=Runner(batch.req_to_token_pool.req_to_token),
+        hot_token_id=torch.zeros(VOCAB, dtype=torch.int64, device=GPU),
+        req_to_token_pool=batch.req_to_token_pool,
+        parallel_layout=SimpleNamespace(tp_group=None),
+    )
+    head.forward_contexts = nullcontext
+    return head
 
 
 def launched(batch: Any, engine: Any = None, before: Any = None) -> tuple[Any, Any]:
@@ -357,7 +378,8 @@ def in_blocks(
     """As ``drafting_batch``: chunks of blocks, which are expected to bring half of their tokens."""
     batch = batch_of(*reqs)
     config = ParseConfig(draft_tokens=512, draft_chunk=SIZE // 2 * num_blocks)
-    engine = engine_for(batch, config=config, block_size=SIZE, **settings)
+    has_head = masks == "head"
+    engine = engine_for(batch, config=config, block_size=SIZE, has_head=has_head, **settings)
     (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
     engine.controller.layouts.choose = lambda *_: plan
     engine.schedule.all_draft = lambda *_: True

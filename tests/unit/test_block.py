@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks, layouts_for
-from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
+from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block, propose
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.simulation import BLOCK_ENV_VAR
 from support.reference import dense_mask
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.unit
 VOCAB, MASK_ID = 97, 96
 LAYOUTS = [DraftLayout(size, masks) for size in (2, 4, 8) for masks in (Masks.LAST, Masks.EVERY)]
 LAST, EVERY = DraftLayout(4, Masks.LAST), DraftLayout(4, Masks.EVERY)
+HEAD = DraftLayout(4, Masks.HEAD)
 
 
 # -- rows -----------------------------------------------------------------------
@@ -48,6 +49,13 @@ def test_one_token_per_forward_is_a_row():
     assert (one.rows(9).num_rows, one.lookahead_rows) == (1, 0)
 
 
+def test_a_head_needs_slots_for_its_steps():
+    """All of four tokens are accepted; its second and third proposal stand behind them."""
+    rows = HEAD.rows(9)
+    assert (rows.num_rows, rows.is_causal, HEAD.lookahead_rows) == (4, True, 5)
+    assert [DraftLayout(n, Masks.HEAD).lookahead_rows for n in (1, 2, 3)] == [0, 1, 3]
+
+
 # -- acceptance -----------------------------------------------------------------
 
 
@@ -56,7 +64,7 @@ def state_of(
 ) -> ChainState:
     padded = [*candidates, *[MASK_ID] * (layout.size - 1 - len(candidates))]
     numbers = ([len(text) - 1], [text[-1]], [padded], [len(candidates)], [num_known])
-    return ChainState(*map(torch.tensor, numbers))
+    return ChainState(*(torch.tensor(part, dtype=torch.int64) for part in numbers))
 
 
 def accept(
@@ -173,6 +181,63 @@ def test_it_is_what_a_loop_over_candidates_accepts(case: tuple):
         assert int(after.num_known[i]) == 0
         assert after.candidates[i].tolist() == [*next_candidates, *padding]
         assert int(after.num_candidates[i]) == len(next_candidates)
+
+
+# -- a head ---------------------------------------------------------------------
+
+
+class CountingHead:
+    """Proposes each token's successor. It sees hidden states that tell their positions: the draft
+    model's, and from its second forward on its own, which are negative."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[list[list[int]], list[int], list[list[float]]]] = []
+
+    def __call__(self, ids: torch.Tensor, starts: torch.Tensor, hidden: torch.Tensor) -> tuple:
+        self.seen.append((ids.tolist(), starts.tolist(), hidden[:, :, 0].tolist()))
+        places = starts[:, None] + torch.arange(ids.shape[1])
+        return ids + 1, -places[:, :, None].float()
+
+
+def propose_after(
+    size: int, candidates: Sequence[int], choices: Sequence[int], num_known: int = 0
+) -> tuple[list[int], list[int], CountingHead]:
+    """What a block accepts and proposes next, behind a text of 10 tokens."""
+    layout, head = DraftLayout(size, Masks.HEAD), CountingHead()
+    state, chosen = state_of(layout, range(10), candidates, num_known), torch.tensor([choices])
+    proposed = propose(head, state, chosen, torch.arange(9.0, 9 + size).view(1, size, 1))
+    _, records = accept_blocks(layout.masks, state, chosen, MASK_ID, proposed)
+    accepted, following = accepted_block(records[0].tolist())
+    return list(accepted), list(following), head
+
+
+def test_a_head_goes_on_behind_what_is_accepted():
+    accepted, proposed, head = propose_after(4, [20, 30, 40], [20, 50, 60, 70])
+    assert (accepted, proposed) == ([20, 50], [51, 52, 53])
+    first, second, third = head.seen
+    # Its row of a token has the next one; what follows the accepted ones does not matter.
+    assert (first[0][0][:2], first[1:]) == ([20, 50], ([9], [[9, 10, 11, 12]]))
+    assert second == ([[51]], [11], [[-10]])
+    assert third == ([[52]], [12], [[-11]])
+
+
+def test_after_known_text_a_head_sees_that_text():
+    """The model would not have written 20."""
+    accepted, proposed, head = propose_after(3, [20], [1, 50, 60], num_known=1)
+    assert (accepted, proposed) == ([50], [51, 52])
+    assert head.seen[0][0][0][:2] == [20, 50]
+
+
+def test_one_token_per_forward_keeps_the_heads_kv_complete():
+    accepted, proposed, head = propose_after(1, [], [7])
+    assert (accepted, proposed) == ([7], [])
+    assert head.seen == [([[7]], [9], [[9]])]
+
+
+def test_a_head_sees_tokens_where_one_could_not_be_computed():
+    accepted, _, head = propose_after(2, [20], [NO_TOKEN, 5])
+    assert not accepted
+    assert min(head.seen[0][0][0]) >= 0
 
 
 # -- text -----------------------------------------------------------------------

@@ -39,6 +39,7 @@ CHANGED = ParseConfig(
     on_reject="decode",
     decode_accelerator="eagle3",
     eagle3_path="head",
+    draft_eagle3_path="draft-head",
     drafting="never",
     max_itl_ratio=0.0,
     max_slowdown=0.0,

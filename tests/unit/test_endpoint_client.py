@@ -14,7 +14,7 @@ from sglang_parse.engine.sources import endpoint_client
 from sglang_parse.engine.sources.endpoint_client import (
     MAX_BYTES,
     MAX_CHARS,
-    DraftPrompt,
+    DraftRequest,
     EndpointClient,
     Stream,
 )
@@ -26,7 +26,7 @@ from support.models import load_tokenizer
 pytestmark = pytest.mark.unit
 
 ANSWER = "one two three four five six"
-CHAT = DraftPrompt([("user", "count")], [1], [ord(c) for c in "one "], 64, 0.0)
+CHAT = DraftRequest([("user", "count")], [1], [ord(c) for c in "one "], 64, 0.0)
 
 
 def decode(token_ids: list[int]) -> str:
@@ -49,8 +49,8 @@ def client_of(url: str) -> EndpointClient:
     return EndpointClient(url, decode, encode, 0.25)
 
 
-def drafted(client: EndpointClient, draft_prompt: DraftPrompt = CHAT) -> Stream:
-    (stream,) = all_drafted([client.ask(draft_prompt)])
+def drafted(client: EndpointClient, question: DraftRequest = CHAT) -> Stream:
+    (stream,) = all_drafted([client.ask(question)])
     return stream
 
 
@@ -74,7 +74,7 @@ def test_a_chat(fake: FakeEndpoint, suffix: str):
 
 def test_a_prompt(fake: FakeEndpoint):
     prompt = [*map(ord, "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n")]
-    stream = drafted(client_of(fake.url), DraftPrompt((), prompt, CHAT.answer_ids, 64, 0.7))
+    stream = drafted(client_of(fake.url), DraftRequest((), prompt, CHAT.answer_ids, 64, 0.7))
     assert decode(stream.token_ids) == "two three four five six"
     assert fake.bodies[0]["prompt"].endswith("assistant\none ")
     assert fake.bodies[0]["temperature"] == 0.7
@@ -171,7 +171,7 @@ def test_a_stall_and_a_flood(fake: FakeEndpoint):
 
 
 def test_half_a_character_in_the_answer_asks_nothing(fake: FakeEndpoint):
-    stream = drafted(client_of(fake.url), DraftPrompt((), [1], [0xFFFD], 64, 0.0))
+    stream = drafted(client_of(fake.url), DraftRequest((), [1], [0xFFFD], 64, 0.0))
     assert (stream.token_ids, stream.fault, fake.bodies) == ((), "", [])
 
 

@@ -25,12 +25,12 @@ WAITS = {
     "engine/drafting/kv_marks.py:DraftKvMarks._marked_lengths": "how much draft KV the radix cache "
     "gave a request, or left it when SGLang had processed its prefill",
     "engine/eagle.py:EagleDecoder.propose": "proposals: they are rows of the pass that follows",
-    "engine/adjust.py:_OnHost.advance": "a grammar walks on the host, token by token",
-    "engine/heads.py:encode_hidden_states": "requests that return hidden states, for training",
+    "engine/logits/adjust.py:_OnHost.advance": "a grammar walks on the host, token by token",
+    "engine/judge/head.py:encode_hidden_states": "requests that return hidden states, for training",
     "attention/flashinfer.py:ParseFlashInferBackend._planning": "FlashInfer plans on the host",
 }
 ON_HOST = {
-    "engine/grammar.py:_allowed": "NumPy words of a grammar's mask",
+    "engine/logits/grammar.py:_allowed": "NumPy words of a grammar's mask",
     "engine/prefill.py:prefill": "``seq_lens_cpu``",
     "core/text_match.py:TextMatch.rest": "tokens in an array",
     "attention/native.py:_masked_parts": "runs on a CPU only",

@@ -128,7 +128,7 @@ def test_a_trained_head_has_a_threshold_of_its_own(folder: Path):
     read_judge.cache_clear()
     assert ParseConfig(judge=str(folder)).accept_threshold == 0.9
     assert ParseConfig(judge=str(folder), threshold=0.5).accept_threshold == 0.5
-    assert ParseConfig(judge="likelihood").accept_threshold == 0.2
+    assert ParseConfig(judge="likelihood").accept_threshold == 0.5
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from sglang_parse.core.counters import Counters, Growth, request_counts
 from sglang_parse.core.phases import Phase, RequestPolicy, Stats
-from sglang_parse.core.request import MAX_TRACE_BYTES, RequestState
+from sglang_parse.core.request import RequestState
+from sglang_parse.core.request_telemetry import MAX_TRACE_BYTES
 from sglang_parse.telemetry.metrics import METRICS, response_info
 
 pytestmark = pytest.mark.unit
@@ -34,8 +35,8 @@ class Request:
         """Outputs accepted draft tokens, then tokens of the target."""
         self.output_ids += [7] * (accepted + target)
         self.parse_state.write([7] * (accepted + target))
-        self.parse_state.stats.accepted_tokens += accepted
-        self.parse_state.num_target_run = target
+        self.parse_state.telemetry.stats.accepted_tokens += accepted
+        self.parse_state.telemetry.num_target_run = target
 
 
 def request(plain_reason: str = "") -> Request:
@@ -53,7 +54,7 @@ def counted(counters: Counters) -> dict[str, float]:
 
 def test_repeated_updates_count_growth_once():
     counters, req = Counters(), request()
-    stats = req.parse_state.stats
+    stats = req.parse_state.telemetry.stats
     stats.prefill_ms, stats.drafted_tokens = 5.0, 8
     req.emit(0, 1)
     counters.update(req)
@@ -135,7 +136,7 @@ def test_a_trace_that_was_cut_says_so():
     req.parse_state.policy = RequestPolicy(threshold=0.5, keep_trace=True)
     assert response_info(req).keys() >= {"trace", "fingerprint"}
     assert "trace_truncated" not in response_info(req)
-    req.parse_state.trace_bytes = MAX_TRACE_BYTES
+    req.parse_state.telemetry.trace_bytes = MAX_TRACE_BYTES
     assert response_info(req)["trace_truncated"]
 
 
@@ -145,7 +146,7 @@ def test_a_response_without_a_draft_has_a_reason():
     req.parse_state.skip_draft("drafting suspended: speedup 0.63, below 1")
     reason = response_info(req)["reason"]
     assert reason == "drafting suspended: speedup 0.63, below 1"
-    req.parse_state.stats.drafted_tokens = 3
+    req.parse_state.telemetry.stats.drafted_tokens = 3
     assert "reason" not in response_info(req)
 
 
@@ -258,7 +259,7 @@ def test_a_window_returns_growth_since_the_last_call():
 def test_every_count_of_a_request_has_a_metric():
     req = request()
     for number, stat in enumerate(fields(Stats), 1):
-        setattr(req.parse_state.stats, stat.name, number)
+        setattr(req.parse_state.telemetry.stats, stat.name, number)
     req.output_ids = req.parse_state.output_ids = [7] * 50
     req.parse_state.fault = "some"
     counters = Counters()

@@ -20,7 +20,9 @@ from sglang_parse.core.phases import DraftPlan, RequestPolicy, Stats, TraceRecor
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from sglang_parse.core.question import QuestionWording, built_in_questions
-from sglang_parse.core.request import MAX_TRACE_BYTES, RequestState, RequestText
+from sglang_parse.core.request import RequestState
+from sglang_parse.core.request_telemetry import MAX_TRACE_BYTES, RequestTelemetry
+from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.setting import settings_of
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.telemetry.metrics import METRICS, PREFIX, response_info
@@ -143,8 +145,10 @@ def test_every_key_of_meta_info_is_in_the_table():
         strict=("numbers",),
     )
     table = page("response-metadata").partition("## Fallback to plain decoding")[0]
-    state = RequestState(policy, plan=DraftPlan(64, 8, 16), trace_bytes=MAX_TRACE_BYTES)
-    state.add_text("prediction", RequestText(TextMatch(), TextLength(TextSourceStats(DEFAULTS))))
+    telemetry = RequestTelemetry(trace_bytes=MAX_TRACE_BYTES)
+    state = RequestState(policy, plan=DraftPlan(64, 8, 16), telemetry=telemetry)
+    length = TextLength(TextSourceStats(DEFAULTS))
+    state.texts["prediction"] = RequestText(TextMatch(), length)
     assert first_column(table) == set(response_info(FinishedReq(state), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
 

@@ -77,9 +77,9 @@ def test_a_server_refuses_what_it_cannot_do():
 @pytest.mark.parametrize(
     ("settings", "threshold", "classes"),
     [
-        ({}, 0.2, ("numbers", "code")),
-        ({"judge": "likelihood", "threshold": 0.5}, 0.5, ("numbers", "code")),
-        ({"strict": "none"}, 0.2, ()),
+        ({}, 0.5, ("numbers", "code")),
+        ({"judge": "likelihood", "threshold": 0.2}, 0.2, ("numbers", "code")),
+        ({"strict": "none"}, 0.5, ()),
         ({"question": "default"}, 0.5, ()),
         ({"question": "default", "strict": "numbers"}, 0.5, ("numbers",)),
         ({"judge": "likelihood", "strict": "auto", "threshold": 0}, 0, ("numbers", "code")),

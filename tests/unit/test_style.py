@@ -57,7 +57,7 @@ def test_only_pyproject_names_the_sglang_version():
     assert literals == []
 
 
-OWN_RECORDS = ("eagle", "grammar", "output_counts", "strict_refusals", "stats")
+OWN_RECORDS = ("eagle", "grammar", "output_counts", "telemetry", "texts")
 """Of a request's state, what other modules keep: how they continue, and counters."""
 STATE_WRITE = re.compile(
     rf"(?:parse_state|\bstate)\.(?!(?:{'|'.join(OWN_RECORDS)})\b)[\w.]+(?:\[.*\])? *"
@@ -104,7 +104,7 @@ def test_core_names_its_modules_that_import_pytorch():
 
 def test_the_step_is_read_at_once():
     """One iteration, plan to commit, fits on four screens."""
-    assert len((PACKAGE / "engine" / "step.py").read_text().splitlines()) <= 200
+    assert len((PACKAGE / "engine" / "step.py").read_text().splitlines()) <= 180
 
 
 def test_the_policy_keeps_its_budget():
@@ -114,11 +114,12 @@ def test_the_policy_keeps_its_budget():
     assert len(fields(PolicyConfig)) <= 25
 
 
-PACKAGE_LINES = 17_032
+PACKAGE_LINES = 17_430
 MAX_FILE_LINES = 350
 LONGER_FILES = {
-    *("core/config.py", "core/policy/controller.py", "core/request.py", "engine/adjust.py"),
-    *("engine/eagle.py", "engine/verify.py"),
+    "core/config.py",
+    "core/policy/controller.py",
+    "engine/verify.py",
 }
 
 
@@ -153,7 +154,7 @@ def test_functions_are_read_at_once():
 
 def test_no_class_has_the_name_of_another():
     names = Counter(node.name for node in package_nodes() if isinstance(node, ast.ClassDef))
-    assert [name for name, count in names.items() if count > 1] == []
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_files_are_short():

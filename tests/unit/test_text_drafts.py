@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy, VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats, whole_segments
-from sglang_parse.core.request import RequestState, RequestText
+from sglang_parse.core.request import RequestState
+from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.text_match import MAX_MATCH, MAX_PLACES, TextMatch
 
 pytestmark = pytest.mark.unit
@@ -271,21 +272,21 @@ def test_a_given_draft_is_no_draft_models():
     assert (state.phase, state.draft.finished) == (Phase.VERIFYING, True)
     assert state.draft.token_ids == [6, 7, 9]
     assert state.draft_kv_len == 4
-    assert state.stats.draft_forwards == 0
+    assert state.telemetry.stats.draft_forwards == 0
     state.finish_round(2, 0, 1, has_failed=True)
     assert state.num_failed == 0
-    state.charge(verify=3.0)
-    found = state.sources[PREDICTION]
+    state.telemetry.charge(verify=3.0)
+    found = state.telemetry.sources[PREDICTION]
     assert (found.rounds, found.drafted_tokens, found.accepted_tokens) == (1, 3, 2)
     assert found.verify_ms == 3.0
-    assert MODEL not in state.sources
+    assert MODEL not in state.telemetry.sources
 
 
 def test_a_retraction_starts_the_text_over():
     state = RequestState(RequestPolicy(threshold=0.5))
-    state.add_text(PREDICTION, RequestText(TextMatch(), new_length(), is_complete=False))
-    state.extend_text(PREDICTION, TEXT, num_unused=3)
-    text = state.texts[PREDICTION]
+    text = RequestText(TextMatch(), new_length(), is_complete=False)
+    state.texts[PREDICTION] = text
+    text.extend(TEXT, num_unused=3)
     text.match.follow(TEXT[:4])
     state.restart(10, TEXT[:2])
     assert text.match.num_seen == 0

@@ -13,10 +13,12 @@ Modules, callers first:
 
     drafter          chooses the layout, starts chunks
     token_by_token   chunks of decode steps
-    parallel         chunks of mask-token blocks
+    parallel         chunks of blocks
     block_graphs     a block as one CUDA graph
     chunk            common part of both kinds of chunk
     draft_prefill    missing draft KV
     draft_model      the SGLang worker and its forwards
+    draft_head       its EAGLE-3 head, which proposes candidates of blocks
+    batches          forwards as SGLang's batches
     kv_marks         KV slots that hold the draft model's KV
 """

@@ -1,11 +1,11 @@
-"""A block of a parallel draft as one CUDA graph.
+"""A block of a draft model as one CUDA graph.
 
 The whole block is in the graph: its inputs come from the requests' state on the device, and so do
-its attention's lengths; the choice of every row and the acceptance follow. So the host launches
-block after block without knowing where they start.
+its attention's lengths; the choice of every row, the acceptance and a head's forwards follow. So
+the host launches block after block without knowing where they start.
 
 The choices in the graph are the rows' most likely tokens. Requests that sample or whose logits are
-adjusted take the logits of the same replay (``logits_of``) and are accepted behind it. Ranks need
+adjusted take the logits of the same replay (``output_of``) and are accepted behind it. Ranks need
 no broadcast: all hold the same bits of gathered logits.
 
 Source: ``sglang.srt.speculative.dflash_worker_v2``, whose drafts are sampled in a capture.
@@ -14,6 +14,7 @@ Source: ``sglang.srt.speculative.dflash_worker_v2``, whose drafts are sampled in
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,12 @@ from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks
 from sglang_parse.core.block_accept import (
     BlockRows,
     ChainState,
+    HeadForward,
     accept_blocks,
     matched_candidates,
+    propose,
 )
+from sglang_parse.engine.drafting.draft_head import DraftHead, HeadInGraph
 from sglang_parse.engine.wide_graphs import (
     MAX_DRAFT_ROWS,
     WideGraphs,
@@ -98,11 +102,17 @@ class BlockBody(WideInputs):
         self.slots[:num_rows] = self._rows.slots(state, self._req_to_token, pools).flatten()
         self.pools[:size], self.starts[:size] = pools, state.starts
 
-    def accept(self, hidden: torch.Tensor, logits_of: LogitsOf) -> None:
+    def accept(
+        self,
+        hidden: torch.Tensor,
+        logits_of: LogitsOf,
+        head: tuple[HeadForward, torch.Tensor] | None = None,
+    ) -> None:
         """Chooses and accepts.
 
         Args:
             hidden: [size * width, ...] the rows' hidden states.
+            head: what proposes, if masks do not, and [size * width, ...] what it reads.
         """
         size = len(hidden) // self.width
         state, _ = self._state(size)
@@ -110,7 +120,9 @@ class BlockBody(WideInputs):
             choices = self._sparse_choices(state, hidden, logits_of)
         else:
             choices = _greedy(hidden, logits_of).view(size, self.width)
-        after, record = accept_blocks(self._layout.masks, state, choices, self._rows.mask_id)
+        proposed = head and propose(head[0], state, choices, head[1].unflatten(0, choices.shape))
+        masks, mask_id = self._layout.masks, self._rows.mask_id
+        after, record = accept_blocks(masks, state, choices, mask_id, proposed)
         counts = (after.starts, after.last, after.num_candidates, after.num_known)
         self._output[:size] = torch.cat((torch.stack(counts, 1), after.candidates, record), 1)
 
@@ -141,9 +153,12 @@ class BlockGraphs(WideGraphs):
 
     Args:
         runner: the draft model's runner; its decode graphs exist.
+        head: proposes, in layouts without masks.
     """
 
-    def __init__(self, runner: Any, layout: DraftLayout, mask_id: int) -> None:
+    def __init__(
+        self, runner: Any, layout: DraftLayout, mask_id: int, head: DraftHead | None = None
+    ) -> None:
         rows = layout.rows(0)
         sizes = graph_sizes_of(rows.num_rows, MAX_DRAFT_ROWS, runner.decode_cuda_graph_capture_bs)
         self.body = BlockBody(
@@ -151,6 +166,7 @@ class BlockGraphs(WideGraphs):
             max_reqs=sizes[-1],
             last_position=runner.model_config.context_len - 1,
         )
+        self._head = HeadInGraph(head, layout.size, sizes[-1]) if head else None
         super().__init__(runner, rows, self.body)
 
     # -- replay -----------------------------------------------------------------
@@ -172,10 +188,13 @@ class BlockGraphs(WideGraphs):
         self.replay(size)
         return self.body.take(len(pools))
 
-    def logits_of(self, requests: slice) -> torch.Tensor:
-        """float [n * width, vocab] logits of the last replay, for some of its requests."""
-        width, (hidden, *_) = self.body.width, self.states
-        return self._logits(hidden[requests.start * width : requests.stop * width])
+    def output_of(self, requests: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of the last replay, for some of its requests: float [n * width, vocab] logits, and the
+        hidden states that a head reads."""
+        width = self.body.width
+        rows = slice(requests.start * width, requests.stop * width)
+        hidden, *others = (part[rows] for part in self.states)
+        return self._logits(hidden), torch.cat(others, -1) if others else None
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden).next_token_logits
@@ -184,9 +203,14 @@ class BlockGraphs(WideGraphs):
 
     def load(self, _: Any, forward_batch: ForwardBatch) -> None:
         self.body.load(forward_batch.batch_size)
+        self._batch = forward_batch
 
     def end(self, hidden: torch.Tensor) -> None:
-        self.body.accept(hidden, self._logits)
+        head = None
+        if self._head is not None:
+            others = [part[: len(hidden)] for part in self.states[1:]]
+            head = partial(self._head.forward, self._batch), torch.cat(others, -1)
+        self.body.accept(hidden, self._logits, head)
 
 
 def _greedy(hidden: torch.Tensor, logits_of: LogitsOf) -> torch.Tensor:

@@ -29,8 +29,8 @@ from sglang_parse.core.block import DraftLayout
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy
-from sglang_parse.engine.adjust import LogitsRows
 from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.logits.rows import LogitsRows
 from sglang_parse.engine.requests import draft_budget, is_adjusted, is_gone
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 

@@ -6,26 +6,26 @@ The draft model sees every token of the context at its true position.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.moe.utils import draft_model_build_scope
 from sglang.srt.managers.tp_worker import TpModelWorker
-from sglang.srt.model_executor.forward_batch_info import (
-    CaptureHiddenMode,
-    ForwardBatch,
-    ForwardMode,
-)
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_parse.core.block import DraftLayout, Masks
 from sglang_parse.device import on_device
+from sglang_parse.engine.drafting.batches import extend_batch, new_batch
 from sglang_parse.engine.drafting.block_graphs import BlockGraphs
+from sglang_parse.engine.drafting.draft_head import DraftHead
 from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
 from sglang_parse.engine.pass_graphs import PREFILL_WIDTHS, PassGraphs, capture
 from sglang_parse.engine.requests import sequence_slice
@@ -90,12 +90,20 @@ class DraftModel(EagleDraftWorkerBase):
         kv: marks of the slots with draft KV; made with the memory pool.
         block_layouts, mask_id: the layouts of its blocks, and the mask token; set before
             ``init_cuda_graphs``.
+        head: the EAGLE-3 head that proposes its blocks' candidates; every forward that writes the
+            draft model's KV writes the head's, too.
     """
 
     kv: DraftKvMarks
+    head: DraftHead | None = None
 
     def __init__(
-        self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+        self,
+        server_args: Any,
+        gpu_id: int,
+        nccl_port: int,
+        target_worker: TpModelWorker,
+        head_path: str = "",
     ) -> None:
         super().__init__()
         self.parallel_layout = resolve_draft_parallel_layout(
@@ -113,6 +121,8 @@ class DraftModel(EagleDraftWorkerBase):
                 is_draft_worker=True,
                 context_length=target_worker.model_runner.model_config.context_len,
             )
+        if head_path:
+            self.head = DraftHead(server_args, gpu_id, nccl_port, self.draft_worker, head_path)
         self.draft_runner = self.draft_worker.model_runner
         self.device = self.draft_runner.device
         self.runs_ahead = self.device != "cpu"
@@ -131,35 +141,33 @@ class DraftModel(EagleDraftWorkerBase):
         """Abstract upstream; PARSE computes missing draft KV by ``draft_prefill``."""
         raise NotImplementedError
 
-    def alloc_memory_pool(
-        self,
-        memory_pool_config: Any = None,
-        req_to_token_pool: Any = None,
-        token_to_kv_pool_allocator: Any = None,
-    ) -> None:
-        self.req_to_token = req_to_token_pool.req_to_token
-        allocator = token_to_kv_pool_allocator
+    def alloc_memory_pool(self, **pools: Any) -> None:
+        self.req_to_token = pools["req_to_token_pool"].req_to_token
+        allocator = pools["token_to_kv_pool_allocator"]
         self.kv = DraftKvMarks(self.req_to_token, allocator.size + allocator.page_size)
-        self.draft_worker.alloc_memory_pool(
-            memory_pool_config=memory_pool_config,
-            req_to_token_pool=req_to_token_pool,
-            token_to_kv_pool_allocator=token_to_kv_pool_allocator,
-        )
+        self.draft_worker.alloc_memory_pool(**pools)
+        if self.head is not None:
+            self.head.alloc_memory_pool(**pools)
 
     def init_attention_backends(self) -> None:
         self.draft_worker.init_attention_backends()
+        if self.head is not None:
+            self.head.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
         """Captures plain decode steps, which SGLang's own draft models do not run, prefills and
         blocks."""
         self.draft_worker.init_cuda_graphs()
+        if self.head is not None:
+            self.head.init_cuda_graphs()
         self.graph_reqs = max(self.draft_runner.decode_cuda_graph_capture_bs, default=0)
         if not self.graph_reqs:
             return
         self._prefill_graphs = capture(self.draft_runner, PREFILL_WIDTHS, MAX_DRAFT_ROWS)
         for layout in self.block_layouts:
             if layout.masks is not Masks.NONE:
-                self._block_graphs[layout] = BlockGraphs(self.draft_runner, layout, self.mask_id)
+                one = BlockGraphs(self.draft_runner, layout, self.mask_id, self.head)
+                self._block_graphs[layout] = one
 
     def graphs_of(self, layout: DraftLayout, num_reqs: int) -> BlockGraphs | None:
         """The graphs of a layout's blocks, if one holds so many requests."""
@@ -184,7 +192,8 @@ class DraftModel(EagleDraftWorkerBase):
             Logits [n, vocab]; the next step may overwrite their memory.
         """
         return self.run(
-            self.new_batch(
+            new_batch(
+                self.draft_runner,
                 ForwardMode.DECODE,
                 pools=plan.pools,
                 ids=ids,
@@ -194,7 +203,7 @@ class DraftModel(EagleDraftWorkerBase):
                 orig_seq_lens=plan.orig_seq_lens[step],
                 seq_lens_cpu=plan.seq_lens_cpu[step],
             )
-        )
+        ).next_token_logits
 
     def extend(
         self, reqs: Sequence[Req], starts: Sequence[int], ends: Sequence[int]
@@ -216,7 +225,8 @@ class DraftModel(EagleDraftWorkerBase):
         pools = [req.kv.req_pool_idx for req in reqs]
         first_rows = [sum(lens[:i]) for i in range(len(lens))]
         numbers = on_device([pools, ends, starts, lens, first_rows], self.device)
-        forward_batch = self.new_batch(
+        forward_batch = new_batch(
+            self.draft_runner,
             ForwardMode.EXTEND,
             pools=numbers[0],
             ids=tokens[0],
@@ -224,79 +234,35 @@ class DraftModel(EagleDraftWorkerBase):
             slots=self.req_to_token[tokens[2], tokens[1]].to(torch.int64),
             seq_lens=numbers[1],
             seq_lens_cpu=ends,
+            capture=self.head is not None,
         )
         extend_batch(forward_batch, numbers[2:].to(torch.int32), starts, lens)
+        before = copy.copy(forward_batch) if self.head else None
+        output = self._run_prefill(forward_batch)
+        if self.head is not None:
+            following = on_device(_following(reqs, starts, ends), self.device)
+            self.head.extend(before, following, output.hidden_states)
+        return output.next_token_logits
+
+    def _run_prefill(self, forward_batch: ForwardBatch) -> LogitsProcessorOutput:
         graphs = next((one for one in self._prefill_graphs if one.fits(forward_batch)), None)
         if graphs is None:
             return self.run(forward_batch)
         self.replays = True
-        return graphs.run(forward_batch)[0].next_token_logits
+        return graphs.run(forward_batch)[0]
 
-    def new_batch(
-        self,
-        mode: ForwardMode,
-        *,
-        pools: torch.Tensor,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        seq_lens: torch.Tensor,
-        seq_lens_cpu: Sequence[int],
-        orig_seq_lens: torch.Tensor | None = None,
-        spec_info: Any = None,
-    ) -> ForwardBatch:
-        """Builds a forward of some requests' new tokens; tensors are int64 on the device.
-
-        Args:
-            pools: [n] the requests' rows of ``req_to_token``.
-            ids, positions, slots: [new tokens] of the requests, in order.
-            seq_lens, seq_lens_cpu: [n] lengths with the new tokens.
-            orig_seq_lens: the same in int32, if at hand.
-            spec_info: for attention backends and the logits processor.
-        """
-        return ForwardBatch(
-            forward_mode=mode,
-            batch_size=len(pools),
-            input_ids=ids,
-            req_pool_indices=pools,
-            seq_lens=seq_lens,
-            seq_lens_cpu=torch.tensor(seq_lens_cpu),
-            seq_lens_sum=sum(seq_lens_cpu),
-            orig_seq_lens=seq_lens.to(torch.int32) if orig_seq_lens is None else orig_seq_lens,
-            out_cache_loc=slots,
-            positions=positions,
-            spec_algorithm=self.draft_runner.spec_algorithm,
-            spec_info=spec_info,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            return_logprob=False,
-            # A graph may have more rows than these; attention leaves out the rest.
-            global_num_token_non_padded_cpu=len(positions),
-        )
-
-    def run(self, forward_batch: ForwardBatch) -> torch.Tensor:
+    def run(self, forward_batch: ForwardBatch) -> LogitsProcessorOutput:
         self.draft_runner.kv_index_translator.bind_own_plan(forward_batch)
         output = self.draft_runner.forward(forward_batch)
         self.replays = output.can_run_graph
-        return output.logits_output.next_token_logits
+        return output.logits_output
 
 
-def extend_batch(
-    forward_batch: ForwardBatch,
-    numbers: torch.Tensor,
-    prefix_lens: Sequence[int],
-    lens: Sequence[int],
-) -> ForwardBatch:
-    """Completes a forward of several new tokens per request.
-
-    Args:
-        numbers: int32 [3, n] on the device: tokens with KV, new tokens, first rows.
-        prefix_lens: the first of these on the host, or upper bounds of them.
-        lens: the second of these on the host.
-    """
-    forward_batch.extend_prefix_lens, forward_batch.extend_seq_lens = numbers[0], numbers[1]
-    forward_batch.extend_start_loc = numbers[2]
-    forward_batch.extend_prefix_lens_cpu = [*prefix_lens]
-    forward_batch.extend_seq_lens_cpu = [*lens]
-    forward_batch.extend_num_tokens = sum(lens)
-    forward_batch.extend_logprob_start_lens_cpu = [*lens]
-    return forward_batch
+def _following(reqs: Sequence[Req], starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """The token after each of the tokens [start, end) of each request; 0 after a prompt whose
+    answer has not begun."""
+    found: list[int] = []
+    for req, start, end in zip(reqs, starts, ends, strict=True):
+        known = sequence_slice(req, start + 1, end + 1, req.parse_state.draft.token_ids)
+        found += [*known, *[0] * (end - start - len(known))]
+    return found

@@ -56,6 +56,14 @@ def is_prefilled(req: Req) -> bool:
     return _missing(req.parse_state) <= MAX_PENDING
 
 
+def kv_len(model: DraftModel, req: Req, end: int) -> int:
+    """Leading tokens of [0, end) with KV. A head's KV of a token depends on the next one: that of
+    the last token is valid inside a draft only, where the head has seen what follows."""
+    state = req.parse_state
+    is_inside = state.num_drafted and state.draft_kv_len == end
+    return min(end, max(0, state.draft_kv_len - (model.head is not None and not is_inside)))
+
+
 def forward_missing(model: DraftModel, reqs: Sequence[Req], ends: Sequence[int]) -> torch.Tensor:
     """Forwards the tokens [draft_kv_len, end) of each request, at least one: what was rejected may
     be the target's choice all the same, and then has KV.
@@ -63,11 +71,10 @@ def forward_missing(model: DraftModel, reqs: Sequence[Req], ends: Sequence[int])
     Returns:
         Logits [len(reqs), vocab] of the last ones.
     """
-    starts = [
-        min(req.parse_state.draft_kv_len, end - 1) for req, end in zip(reqs, ends, strict=True)
-    ]
+    starts = [min(kv_len(model, req, end), end - 1) for req, end in zip(reqs, ends, strict=True)]
     most = max(end - start for start, end in zip(starts, ends, strict=True))
-    if most <= 1 or (most <= 1 + MAX_STEPS and len(reqs) <= model.graph_reqs):
+    is_short = most <= 1 or (most <= 1 + MAX_STEPS and len(reqs) <= model.graph_reqs)
+    if is_short and model.head is None:  # decode steps return no hidden states
         logits = _decode_missing(model, reqs, starts, ends, most)
     else:
         logits = model.extend(reqs, starts, ends)

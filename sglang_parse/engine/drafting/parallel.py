@@ -1,4 +1,5 @@
-"""Draft chunks of blocks: several tokens per forward, from a draft model that fills mask tokens.
+"""Draft chunks of blocks: several tokens per forward, from a draft model that fills mask tokens, or
+has an EAGLE-3 head (``draft_head``).
 
 ``core.block`` defines a forward's rows, ``core.block_accept`` what is accepted of it. A forward
 runs like a verify pass, in the requests' KV slots. The KV of accepted candidates stays; the
@@ -15,28 +16,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import compress
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-from sglang_parse.attention.spec_input import LAID_OUT, ParseVerifyInput
 from sglang_parse.core.block import DraftLayout
-from sglang_parse.core.block_accept import BlockRows, ChainState, accept_blocks, accepted_block
+from sglang_parse.core.block_accept import (
+    BlockRows,
+    ChainState,
+    accept_blocks,
+    accepted_block,
+    propose,
+)
 from sglang_parse.core.layout import VerifyLayout
 from sglang_parse.core.mask import flat_mask_at, qlen_only_mask
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
-from sglang_parse.engine.adjust import adjust
 from sglang_parse.engine.batch import max_forward_rows, spans_within
-from sglang_parse.engine.broadcast import broadcast_tokens
+from sglang_parse.engine.broadcast import broadcast, broadcast_tokens
+from sglang_parse.engine.drafting.batches import block_batch
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
-from sglang_parse.engine.drafting.draft_model import DraftModel, extend_batch
-from sglang_parse.engine.drafting.draft_prefill import prefill_up_to
+from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.drafting.draft_prefill import kv_len, prefill_up_to
 from sglang_parse.engine.faults import nan_rows
 from sglang_parse.engine.forward import max_logits_rows
+from sglang_parse.engine.logits.adjust import adjust
+from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.requests import is_adjusted, sequence_slice
-from sglang_parse.engine.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
@@ -73,7 +82,7 @@ class ParallelChunk(DraftChunk):
     def _num_possible(self, req: Req, num_forwards: int) -> int:
         # A block that does not fit starts at the last place where one does. That is wrong unless
         # the draft is over there: the planner may have granted slots for the chunk's tokens only.
-        first, last = length(req) - 1, req.kv.kv_allocated_len - self.layout.rows(0).num_rows
+        first, last = length(req) - 1, req.kv.kv_allocated_len - 1 - self.layout.lookahead_rows
         if last >= req.parse_state.committed_len + self._budget(req) - 1:
             return num_forwards
         return min(num_forwards, (last - first) // self.layout.size + 1)
@@ -100,14 +109,10 @@ class _Span:
     Attributes:
         place: the requests among those of the chunk.
         sampled: sampling parameters of the rows that may be sampled.
-        every_row: int64 [rows of the forward] counted from 0.
-        lens: int32 [2, n] rows of each request, and the first of them.
     """
 
     place: slice
     sampled: PreparedRows
-    every_row: torch.Tensor
-    lens: torch.Tensor
 
 
 class _Blocks:
@@ -135,7 +140,8 @@ class _Blocks:
         self._width = width = self._wide.num_rows
         self._has_mask = is_masked and not self._wide.is_causal
         self.start_here()
-        self._limits_cpu = [req.kv.kv_allocated_len - width for req in self._reqs]
+        num_slots = 1 + layout.lookahead_rows
+        self._limits_cpu = [req.kv.kv_allocated_len - num_slots for req in self._reqs]
         pools = [req.kv.req_pool_idx for req in self._reqs]
         self._pools, self._limits = on_device([pools, self._limits_cpu], device).unbind()
         self._columns = torch.arange(width, device=device)
@@ -145,18 +151,10 @@ class _Blocks:
         self._has_seeds = batch.sampling_info.sampling_seed is not None
         num_sampled = width if self._has_seeds else layout.size
         limits = (max_forward_rows(), max_logits_rows(model.draft_runner))
-        self._spans = [
-            self._span(place, [row for row in rows[place] for _ in range(num_sampled)])
-            for place in spans_within([(width, width)] * len(rows), limits)
-        ]
-
-    def _span(self, place: slice, sampled_rows: Sequence[int]) -> _Span:
-        num_reqs, device = place.stop - place.start, self._columns.device
-        every_row = torch.arange(num_reqs * self._width, device=device)
-        first_rows = every_row[:: self._width].to(torch.int32)
-        lens = torch.stack((torch.full_like(first_rows, self._width), first_rows))
-        sampled = prepare_rows(self._model.draft_runner, self._batch, sampled_rows)
-        return _Span(place, sampled, every_row, lens)
+        self._spans = []
+        for place in spans_within([(width, width)] * len(rows), limits):
+            sampled = [row for row in rows[place] for _ in range(num_sampled)]
+            self._spans.append(_Span(place, prepare_rows(model.draft_runner, batch, sampled)))
 
     def start_here(self) -> None:
         """Counts blocks from what the host knows of the drafts."""
@@ -169,10 +167,9 @@ class _Blocks:
     def known_state(self) -> ChainState:
         """The state of requests whose drafts the host knows; computes KV that is missing before
         their blocks."""
-        self._prefill_gaps()
         num_masks, known, marks = self._layout.size - 1, [], []
-        for place, (req, end) in enumerate(zip(self._reqs, self._starts, strict=True)):
-            start = min(end, req.parse_state.draft_kv_len)
+        spans = zip(self._reqs, self._fill_gaps(), self._starts, strict=True)
+        for place, (req, start, end) in enumerate(spans):
             first, *text = _tokens(req, start, end + 1)
             self._num_known[place] = len(text)
             candidates = [*text, *req.parse_state.draft.candidates][:num_masks]
@@ -183,15 +180,16 @@ class _Blocks:
         sent = on_device(known, self._columns.device)
         return ChainState(sent[:, 0], sent[:, 1], sent[:, 4:], sent[:, 2], sent[:, 3])
 
-    def _prefill_gaps(self) -> None:
-        """Prefills text that is longer than a block's candidates."""
-        gaps = [
-            (req, end)
-            for req, end in zip(self._reqs, self._starts, strict=True)
-            if end - req.parse_state.draft_kv_len >= self._layout.size
-        ]
-        if gaps:
-            prefill_up_to(self._model, gaps)
+    def _fill_gaps(self) -> list[int]:
+        """[n] the first tokens without KV; prefills text that is longer than a block's
+        candidates."""
+        ends = [*zip(self._reqs, self._starts, strict=True)]
+        starts = [kv_len(self._model, req, end) for req, end in ends]
+        gaps = [e - s >= self._layout.size for s, e in zip(starts, self._starts, strict=True)]
+        if any(gaps):
+            prefill_up_to(self._model, [*compress(ends, gaps)])
+        spans = zip(starts, self._starts, gaps, strict=True)
+        return [end if is_gap else start for start, end, is_gap in spans]
 
     def run(self, state: ChainState, number: int) -> tuple[ChainState, torch.Tensor]:
         """Runs block ``number`` of each request; returns as ``accept_blocks``."""
@@ -202,16 +200,31 @@ class _Blocks:
                 return done
         # No block goes past its slots: the draft is over there, and what follows is dropped.
         state = state._replace(starts=torch.minimum(state.starts, self._limits))
-        choices = [
-            self._choices(span, state, self._logits(span, state, number)) for span in self._spans
-        ]
-        return accept_blocks(self._layout.masks, state, torch.cat(choices), self._model.mask_id)
+        blocks = [self._block(span, state.pick(span.place), number) for span in self._spans]
+        choices, proposed = map(torch.cat, zip(*blocks, strict=True))
+        by_head = proposed if self._model.head is not None else None
+        return accept_blocks(self._layout.masks, state, choices, self._model.mask_id, by_head)
 
-    def _logits(self, span: _Span, state: ChainState, number: int) -> torch.Tensor:
-        """float [n * width, vocab] logits of block ``number``: of its replay, or of a forward."""
+    def _block(
+        self, span: _Span, state: ChainState, number: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The choices [n, width] of block ``number``, of its replay or of a forward, and what a
+        head proposes, [n, K - 1]; nothing without one."""
+        longest = self._longest(number)[span.place]
         if self._graphs is not None:
-            return self._graphs.logits_of(span.place)
-        return self._forward(self._longest(number), state, span)
+            logits, hidden = self._graphs.output_of(span.place)
+        else:
+            output = self._forward(longest, state, span)
+            logits, hidden = output.next_token_logits, output.hidden_states
+        choices, head = self._choices(span, state, logits), self._model.head
+        if head is None or hidden is None:
+            return choices, choices[:, :0]
+        # Steps of the head start behind the block's tokens.
+        longest = [start + 2 * self._layout.size for start in longest]
+        forward = partial(head.forward, self._pools[span.place], longest)
+        return choices, broadcast(
+            propose(forward, state, choices, hidden.unflatten(0, choices.shape))
+        )
 
     @property
     def _is_greedy(self) -> bool:
@@ -229,7 +242,7 @@ class _Blocks:
 
     def _choices(self, span: _Span, state: ChainState, logits: torch.Tensor) -> torch.Tensor:
         """int64 [n, width] choices of the rows, ``NO_TOKEN`` where logits held a NaN."""
-        state, is_bad = state.pick(span.place), nan_rows(logits)
+        is_bad = nan_rows(logits)
         # Rows of masks, too: what they propose follows all candidates.
         reqs, known = self._reqs[span.place], self._num_known[span.place]
         adjust(logits, adjusted_rows(reqs, self._width, num_known=known))
@@ -254,30 +267,25 @@ class _Blocks:
 
     # -- forwards without a graph ------------------------------------------------
 
-    def _forward(self, most: Sequence[int], state: ChainState, span: _Span) -> torch.Tensor:
-        """float [n * width, vocab] logits; ``most`` is where blocks start at most."""
-        state, pools, longest = state.pick(span.place), self._pools[span.place], most[span.place]
+    def _forward(
+        self, longest: Sequence[int], state: ChainState, span: _Span
+    ) -> LogitsProcessorOutput:
+        """The logits of all rows, and hidden states for a head; ``longest`` is where blocks start
+        at most."""
+        pools, rows = self._pools[span.place], self._block_rows
         layout = VerifyLayout.of([self._wide.at(start) for start in longest])
-        mask = flat_mask_at(layout, state.starts, self._tail) if self._has_mask else None
-        rows = self._block_rows
-        forward_batch = self._model.new_batch(
-            LAID_OUT,
+        batch = block_batch(
+            self._model.draft_runner,
             pools=pools,
-            ids=rows.ids(state).flatten(),
-            positions=rows.positions(state).flatten(),
-            slots=rows.slots(state, self._model.req_to_token, pools).flatten(),
-            seq_lens=state.starts + self._width,
-            seq_lens_cpu=[part.kv_len for part in layout.requests],
-            spec_info=ParseVerifyInput(
-                layout=layout,
-                custom_mask=mask,
-                select_index=span.every_row,
-                starts=state.starts,
-            ),
+            ids=rows.ids(state),
+            positions=rows.positions(state),
+            slots=rows.slots(state, self._model.req_to_token, pools),
+            starts=state.starts,
+            layout=layout,
+            mask=flat_mask_at(layout, state.starts, self._tail) if self._has_mask else None,
+            capture=self._model.head is not None,
         )
-        numbers = torch.cat((state.starts[None].to(torch.int32), span.lens))
-        lens = [self._width] * len(longest)
-        return self._model.run(extend_batch(forward_batch, numbers, longest, lens))
+        return self._model.run(batch)
 
     @cached_property
     def _tail(self) -> torch.Tensor:

@@ -9,13 +9,13 @@ import torch
 
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
-from sglang_parse.engine.adjust import Adjustment
 from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_tokens
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
 from sglang_parse.engine.drafting.draft_model import DecodePlan
 from sglang_parse.engine.drafting.draft_prefill import forward_missing
 from sglang_parse.engine.faults import nan_rows
-from sglang_parse.engine.sampling import PreparedRows, prepare_rows
+from sglang_parse.engine.logits.adjust import Adjustment
+from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.sglang_types import Req
 
 STEPS_AHEAD = 4

@@ -3,7 +3,7 @@
     chain.receive(req)            a request arrives: its texts are prepared while it waits
     chain.poll(reqs)              what has become ready joins the requests' texts
     chain.resume(req)             the same, of a request that waits for a text
-    chain.start(req, new_ids)     starts the next draft, of the first source that has one
+    chain.start(req)              starts the next draft, of the first source that has one
     chain.observe(req, ...)       tells the draft's source how it was verified
 
 A source is a ``source.DraftSource``: the draft model, an EAGLE-3 head, or a text. Whatever the

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_parse.core.answers import GRAM, AnswerIndex, Scope
 from sglang_parse.core.phases import ANSWERS
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.sglang_types import Req
-from sglang_parse.engine.sources.text import TextSource
+from sglang_parse.engine.sources.text import TextParts, TextSource
 
 
 class AnswerSource(TextSource):
@@ -20,11 +17,10 @@ class AnswerSource(TextSource):
     Args:
         max_answers: answers that are kept, of all scopes together.
         shares_unscoped: requests without a scope form one.
-        settings: see ``TextSource``.
     """
 
-    def __init__(self, max_answers: int, *settings: Any, shares_unscoped: bool) -> None:
-        super().__init__(ANSWERS, *settings)
+    def __init__(self, max_answers: int, parts: TextParts, *, shares_unscoped: bool) -> None:
+        super().__init__(ANSWERS, parts)
         self._index, self._shares_unscoped = AnswerIndex(max_answers), shares_unscoped
 
     def scope_of(self, req: Req) -> Scope | None:
@@ -35,20 +31,19 @@ class AnswerSource(TextSource):
         names = (req.extra_key, req.cache_salt)
         return (*names, req.lora_id) if any(names) or self._shares_unscoped else None
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:
+    def start(self, req: Req) -> str:
         state = req.parse_state
-        scope, match = state.policy.reuse_scope, state.texts[self.name].match
-        num_written = len(state.output_ids) + len(new_ids)
+        scope, text = state.policy.reuse_scope, state.texts[self.name]
+        num_output = len(state.output_ids)
         assert scope is not None
-        if num_written <= 1 and not len(match):
-            match.extend(self._index.find_by_prompt(scope, req.origin_input_ids))
-        reason = super().start(req, new_ids)
-        if reason and not match.follows and num_written >= GRAM:
-            newest = [*state.output_ids[-GRAM:], *new_ids][-GRAM:]
-            token_ids, place = self._index.find(scope, newest)
+        if num_output <= 1 and not len(text.match):
+            text.match.extend(self._index.find_by_prompt(scope, req.origin_input_ids))
+        reason = super().start(req)
+        if reason and not text.match.follows and num_output >= GRAM:
+            token_ids, place = self._index.find(scope, state.output_ids[-GRAM:])
             if len(token_ids):
-                state.replace_text(self.name, TextMatch.entered(token_ids, place, num_written))
-                reason = super().start(req, new_ids)
+                text.replace(TextMatch.entered(token_ids, place, num_output))
+                reason = super().start(req)
         return reason
 
     def finish(self, req: Req) -> None:

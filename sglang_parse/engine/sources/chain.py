@@ -68,12 +68,13 @@ class SourceChain:
 
     def begin(self, req: Req) -> None:
         """The request's state has been made, for its first prefill."""
+        texts, policy = req.parse_state.texts, req.parse_state.policy
         for name in req.parse_incoming:
-            req.parse_state.add_text(name, self._texts[name].new_text(is_complete=False))
-        if self._answers is not None and req.parse_state.policy.reuse_scope is not None:
-            req.parse_state.add_text(ANSWERS, self._answers.new_text())
-        if self._endpoint is not None and not req.parse_state.policy.is_plain:
-            req.parse_state.add_text(ENDPOINT, self._endpoint.new_text())
+            texts[name] = self._texts[name].new_text(is_complete=False)
+        if self._answers is not None and policy.reuse_scope is not None:
+            texts[ANSWERS] = self._answers.new_text()
+        if self._endpoint is not None and not policy.is_plain:
+            texts[ENDPOINT] = self._endpoint.new_text()
 
     def scope_of(self, req: Req) -> Scope | None:
         """See ``AnswerSource.scope_of``."""
@@ -137,20 +138,19 @@ class SourceChain:
         reason = self._endpoint.resume(req) if self._endpoint else NOTHING
         for source in (self._model, self._eagle):
             if reason and source is not None:
-                reason = source.start(req, ())
+                reason = source.start(req)
         return reason
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:
+    def start(self, req: Req) -> str:
         """Starts the request's next draft, of the first source that has one which is expected to
         pay; see ``DraftSource.start``."""
         reason = NOTHING
         for source in self._of(req.parse_state):
-            reason = source.start(req, new_ids)
-            if not reason:
+            if not (reason := source.start(req)):
                 return ""
-        if not self._forced.start(req, new_ids):
+        if not self._forced.start(req):
             return ""
-        return self._eagle.start(req, new_ids) if self._eagle else reason
+        return self._eagle.start(req) if self._eagle else reason
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         """Tells the source of the request's draft how it was verified."""

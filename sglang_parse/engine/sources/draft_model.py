@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sglang_parse.core.phases import MODEL, VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.engine.sglang_types import Req
@@ -17,9 +15,8 @@ class DraftModelSource:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:  # noqa: ARG002
-        state = req.parse_state
-        controller = self._controller
+    def start(self, req: Req) -> str:
+        state, controller = req.parse_state, self._controller
         always = state.policy.always_drafts
         plan = controller.plan(state.draft_key, state.num_failed, always=always)
         if plan is None:

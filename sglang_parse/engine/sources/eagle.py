@@ -15,7 +15,7 @@ from sglang_parse.core.phases import EAGLE3, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.drafting import Acceptance
 from sglang_parse.core.stage import Stage
-from sglang_parse.engine.grammar import num_allowed
+from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.sglang_types import Req
 
 BYPASSED = f"{EAGLE3}: the head does not run for this request"
@@ -36,7 +36,7 @@ class EagleSource:
         self._config, self._controller, self._longest = config, controller, longest
         self._acceptance = Acceptance(controller.config.error_rate)
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:  # noqa: ARG002
+    def start(self, req: Req) -> str:
         state = req.parse_state
         if state.policy.decode_accelerator != EAGLE3:
             return BYPASSED

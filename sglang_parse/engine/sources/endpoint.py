@@ -13,19 +13,18 @@ import math
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import ENDPOINT, Phase, VerifyOutcome
 from sglang_parse.core.policy.texts import TextLength
-from sglang_parse.core.request import RequestText
+from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import is_greedy, tokens_left
 from sglang_parse.engine.sglang_types import Req
-from sglang_parse.engine.sources.endpoint_client import DraftPrompt, EndpointClient, Stream
+from sglang_parse.engine.sources.endpoint_client import DraftRequest, EndpointClient, Stream
 from sglang_parse.engine.sources.incoming import News
-from sglang_parse.engine.sources.text import TextSource
+from sglang_parse.engine.sources.text import TextParts, TextSource
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,6 @@ class EndpointSource(TextSource):
         client: asks it; None on ranks that are told by rank 0.
         timeout_s: most seconds that a request waits for text.
         counters: the process's counters.
-        settings: see ``TextSource``.
     """
 
     def __init__(
@@ -57,9 +55,9 @@ class EndpointSource(TextSource):
         client: EndpointClient | None,
         timeout_s: float,
         counters: Counters,
-        *settings: Any,
+        parts: TextParts,
     ) -> None:
-        super().__init__(ENDPOINT, *settings)
+        super().__init__(ENDPOINT, parts)
         self._client, self._timeout_s = client, timeout_s
         self._counters = counters
         self._pause = self._num_faults = self._num_late = 0
@@ -69,28 +67,27 @@ class EndpointSource(TextSource):
         length = TextLength(self._stats, MAX_LOSS, MAX_GAIN)
         return RequestText(TextMatch(), length, is_complete=is_complete)
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:
-        if reason := self.follow(req, new_ids):
+    def start(self, req: Req) -> str:
+        if reason := self.follow(req):
             return reason
         text = req.parse_state.texts[self.name]
-        if tokens_left(req) - len(new_ids) < 2:
+        if tokens_left(req) < 2:
             return f"{self.name}: the answer is at its limit"
         if text.match.follows and (len(text.match) or not text.is_complete):
-            reason = self._give(req, new_ids)
+            reason = self._give(req)
             if not reason or text.match.rest(1):
                 return reason
-        return self._begin(req, new_ids)
+        return self._begin(req)
 
-    def _begin(self, req: Req, new_ids: Sequence[int]) -> str:
+    def _begin(self, req: Req) -> str:
         """Asks for a draft; returns why not, if so."""
         state = req.parse_state
-        text, num_written = state.texts[self.name], len(state.output_ids) + len(new_ids)
         if self._pause:
             self._pause -= 1
             return f"{self.name}: it failed before"
-        if not text.length.can_lose(num_written):
+        if not state.texts[self.name].length.can_lose(len(state.output_ids)):
             return f"{self.name}: its drafts do not pay"
-        self._ask(req, new_ids)
+        self._ask(req)
         state.wait_for_text(self.name)
         return ""
 
@@ -102,15 +99,15 @@ class EndpointSource(TextSource):
             return f"{self.name}: no draft came"
         if not text.match.follows:  # the target's newest token, which came before the text's
             text.length.lose(self._end_wait(req))
-            return self._begin(req, ())
-        return self._give(req, ())
+            return self._begin(req)
+        return self._give(req)
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         super().observe(req, outcome)
         if outcome.accepted_len + outcome.num_matched < outcome.num_verified:
             self.drop(req)  # what it writes now continues another answer
 
-    def _give(self, req: Req, new_ids: Sequence[int]) -> str:
+    def _give(self, req: Req) -> str:
         """Starts a draft of what has arrived if it is enough, else waits for more."""
         state = req.parse_state
         text = state.texts[self.name]
@@ -118,7 +115,7 @@ class EndpointSource(TextSource):
         if not text.is_complete and not self._is_enough(arrived):
             state.wait_for_text(self.name)
             return ""
-        reason = super().start(req, new_ids)
+        reason = super().start(req)
         text.cost += self._end_wait(req)
         return reason
 
@@ -133,23 +130,22 @@ class EndpointSource(TextSource):
             )
         return bool(self._segments.ends(token_ids))
 
-    def _ask(self, req: Req, new_ids: Sequence[int]) -> None:
+    def _ask(self, req: Req) -> None:
         state = req.parse_state
-        answer_ids = [*state.output_ids, *new_ids]
-        match = TextMatch.entered((), 0, len(answer_ids), grows=True)
-        state.replace_text(self.name, match, is_complete=False)
+        match = TextMatch.entered((), 0, len(state.output_ids), grows=True)
+        state.texts[self.name].replace(match, is_complete=False)
         if self._client is None:
             return
         self.close(req)
-        num_tokens = min(tokens_left(req) - len(new_ids), MAX_DRAFTS * self._config.draft_tokens)
-        draft_prompt = DraftPrompt(
+        num_tokens = min(tokens_left(req), MAX_DRAFTS * self._config.draft_tokens)
+        wanted = DraftRequest(
             messages=req.parse_messages,
             prompt_ids=req.origin_input_ids,
-            answer_ids=answer_ids,
+            answer_ids=[*state.output_ids],
             max_tokens=num_tokens,
             temperature=0.0 if is_greedy(req) else req.sampling_params.temperature,
         )
-        stream = req.parse_incoming[self.name] = self._client.ask(draft_prompt)
+        stream = req.parse_incoming[self.name] = self._client.ask(wanted)
         # For requests that end without notice, such as in their prefill.
         weakref.finalize(req, stream.close).atexit = False
 
@@ -198,8 +194,8 @@ class EndpointSource(TextSource):
     def drop(self, req: Req) -> None:
         """Ends the request's draft on its way, and forgets what has arrived of it."""
         self.close(req)
-        if self.name in req.parse_state.texts:
-            req.parse_state.replace_text(self.name, TextMatch())
+        if text := req.parse_state.texts.get(self.name):
+            text.replace(TextMatch())
 
     def wait(self) -> None:
         """All requests wait for text: waits a moment for some."""

@@ -39,7 +39,7 @@ Encode = Callable[[str, str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class DraftPrompt:
+class DraftRequest:
     """What an endpoint is to continue.
 
     Attributes:
@@ -131,19 +131,19 @@ class EndpointClient:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="parse-drafts", daemon=True).start()
 
-    def ask(self, draft_prompt: DraftPrompt) -> Stream:
+    def ask(self, wanted: DraftRequest) -> Stream:
         """Asks for a draft; returns at once."""
         stream = Stream()
-        stream.task = asyncio.run_coroutine_threadsafe(self._fill(stream, draft_prompt), self._loop)
+        stream.task = asyncio.run_coroutine_threadsafe(self._fill(stream, wanted), self._loop)
         return stream
 
-    async def _fill(self, stream: Stream, draft_prompt: DraftPrompt) -> None:
+    async def _fill(self, stream: Stream, wanted: DraftRequest) -> None:
         try:
-            before = await asyncio.to_thread(self._decode, draft_prompt.answer_ids)
+            before = await asyncio.to_thread(self._decode, wanted.answer_ids)
             if NO_TEXT.search(before[-1:]):  # half a character, which no text continues
                 return
             text = ""
-            async for part, ends_answer in self._parts(draft_prompt, before):
+            async for part, ends_answer in self._parts(wanted, before):
                 text += part
                 half = NO_TEXT.search(text)
                 kept = text[: half.start()] if half else text[:MAX_CHARS]
@@ -180,10 +180,10 @@ class EndpointClient:
         return ids[: matching_tokens(ids, self._encode(before, sure))]
 
     async def _parts(
-        self, draft_prompt: DraftPrompt, before: str
+        self, wanted: DraftRequest, before: str
     ) -> AsyncIterator[tuple[str, bool | None]]:
         """Yields (text, whether the answer ends there; None while it goes on)."""
-        path, body = await self._request(draft_prompt, before)
+        path, body = await self._request(wanted, before)
         session = await self._connected()
         post = session.post(f"{self.url}{path}", json=body, allow_redirects=False)
         async with post as response:
@@ -203,17 +203,17 @@ class EndpointClient:
                     yield text, None if reason is None else reason == "stop"
             yield "", False
 
-    async def _request(self, draft_prompt: DraftPrompt, before: str) -> tuple[str, dict[str, Any]]:
+    async def _request(self, wanted: DraftRequest, before: str) -> tuple[str, dict[str, Any]]:
         body: dict[str, Any] = {
             "model": await self._model_name(),
             "stream": True,
-            "max_tokens": draft_prompt.max_tokens,
-            "temperature": draft_prompt.temperature,
+            "max_tokens": wanted.max_tokens,
+            "temperature": wanted.temperature,
         }
-        if not draft_prompt.messages:
-            prompt = await asyncio.to_thread(self._decode, draft_prompt.prompt_ids)
+        if not wanted.messages:
+            prompt = await asyncio.to_thread(self._decode, wanted.prompt_ids)
             return "/v1/completions", {**body, "prompt": prompt + before}
-        turns = [*draft_prompt.messages]
+        turns = [*wanted.messages]
         if before:
             turns.append(("assistant", before))
             body |= {"continue_final_message": True, "add_generation_prompt": False}

@@ -6,13 +6,11 @@ drafts forced text, too, and what comes after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import GRAMMAR, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextSourceStats
-from sglang_parse.engine.grammar import forced_after
+from sglang_parse.engine.logits.grammar import forced_after
 from sglang_parse.engine.requests import tokens_left
 from sglang_parse.engine.sglang_types import Req
 
@@ -36,14 +34,14 @@ class ForcedSource:
         self._config, self._controller = config, controller
         self._stats, self._num_refused = TextSourceStats(controller.config), 0
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:
+    def start(self, req: Req) -> str:
         state = req.parse_state
         if state.grammar is None:
             return NO_GRAMMAR
         if self._config.drafting == "never" and not state.policy.always_drafts:
             return DRAFTING_OFF
-        limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
-        token_ids = forced_after(state, new_ids, limit)
+        limit = min(self._config.draft_tokens, tokens_left(req))
+        token_ids = forced_after(state, limit)
         if not self._pays(len(token_ids), always=state.policy.always_drafts):
             return NOTHING_FORCED
         state.give_draft(token_ids, 1, self.name)

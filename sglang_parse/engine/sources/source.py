@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from sglang_parse.core.phases import VerifyOutcome
@@ -18,8 +17,8 @@ class DraftSource(Protocol):
 
     name: str
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:
-        """Starts the request's next draft; its answer so far is its output and ``new_ids``.
+    def start(self, req: Req) -> str:
+        """Starts the request's next draft, behind its output.
 
         Returns:
             "" if a draft has started; else why not.

@@ -6,16 +6,17 @@ They need no forward of a draft model: a draft starts with the verify pass in th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
-from sglang_parse.core.request import RequestText
+from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.text_match import TextMatch
-from sglang_parse.engine.grammar import num_allowed
+from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.requests import stop_id_of, tokens_left
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.incoming import IncomingTexts, News
@@ -27,11 +28,11 @@ MAX_PREFIXES = 4
 """Prefixes that a pass verifies by questions: where a text stops to fit is not known."""
 
 
-class TextSource:
-    """Drafts from the texts of one kind.
+@dataclass(frozen=True, slots=True)
+class TextParts:
+    """What all sources of texts work with.
 
-    Args:
-        name: of the texts among ``RequestState.texts``.
+    Attributes:
         config: the server's settings.
         controller: knows the costs of verify passes.
         incoming: prepares texts.
@@ -39,20 +40,22 @@ class TextSource:
         question_rows: rows of a question; 0 where verdicts need none.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: ParseConfig,
-        controller: Controller,
-        incoming: IncomingTexts,
-        segments: Segmenter | None,
-        question_rows: int,
-    ) -> None:
-        self.name, self._config, self._controller = name, config, controller
-        self._incoming, self._segments = incoming, segments
-        self._question_rows = question_rows
-        self._max_prefixes = min(MAX_PREFIXES, config.max_prefixes)
-        self._stats = TextSourceStats(controller.config)
+    config: ParseConfig
+    controller: Controller
+    incoming: IncomingTexts
+    segments: Segmenter | None = None
+    question_rows: int = 0
+
+
+class TextSource:
+    """Drafts from the texts of one kind, ``name`` among ``RequestState.texts``."""
+
+    def __init__(self, name: str, parts: TextParts) -> None:
+        self.name, self._config, self._controller = name, parts.config, parts.controller
+        self._incoming, self._segments = parts.incoming, parts.segments
+        self._question_rows = parts.question_rows
+        self._max_prefixes = min(MAX_PREFIXES, parts.config.max_prefixes)
+        self._stats = TextSourceStats(parts.controller.config)
 
     def new_text(self, *, is_complete: bool = True) -> RequestText:
         """A text of a request, without tokens.
@@ -62,24 +65,24 @@ class TextSource:
         """
         return RequestText(TextMatch(), TextLength(self._stats), is_complete=is_complete)
 
-    def start(self, req: Req, new_ids: Sequence[int]) -> str:
-        if reason := self.follow(req, new_ids):
+    def start(self, req: Req) -> str:
+        if reason := self.follow(req):
             return reason
         state, text = req.parse_state, req.parse_state.texts[self.name]
-        match, num_written = text.match, len(state.output_ids) + len(new_ids)
-        if not match.follows and not text.length.can_lose(num_written):
+        match, num_output = text.match, len(state.output_ids)
+        if not match.follows and not text.length.can_lose(num_output):
             return f"{self.name}: it did not fit"  # a search would cost, too
-        limit = min(self._config.draft_tokens, tokens_left(req) - len(new_ids))
+        limit = min(self._config.draft_tokens, tokens_left(req))
         rest = self._rest(text, limit) if limit > 1 else ()
         cost = partial(self._cost, always=state.policy.always_drafts)
         ends = self._ends(text, rest, limit)
-        length = text.length.choose(match.match_len, len(rest), num_written, cost, ends)
+        length = text.length.choose(match.match_len, len(rest), num_output, cost, ends)
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
         draft_ids = [*rest[:length]]
         if self._ends_answer(text, length, len(rest), limit) and (stop := stop_id_of(req)):
             draft_ids.append(stop)
-        draft_ids = draft_ids[: num_allowed(req, draft_ids, new_ids)]
+        draft_ids = draft_ids[: num_allowed(req, draft_ids)]
         if not draft_ids:
             return f"the request's grammar refuses the {self.name}"
         text.cost = cost(length)
@@ -104,12 +107,11 @@ class TextSource:
         is_last = text.is_complete if len(rest) < limit else limit < self._config.draft_tokens
         return [*ends, len(rest)] if is_last and len(near) == len(rest) else ends
 
-    def follow(self, req: Req, new_ids: Sequence[int]) -> str:
+    def follow(self, req: Req) -> str:
         """The text's answer goes on; returns why nothing drafts, if so."""
         state = req.parse_state
         match = state.texts[self.name].match
-        num_new_seen = max(0, match.num_seen - len(state.output_ids))
-        match.follow([*state.output_ids[match.num_seen :], *new_ids[num_new_seen:]])
+        match.follow(state.output_ids[match.num_seen :])
         is_off = self._config.drafting == "never" and not state.policy.always_drafts
         return DRAFTING_OFF if is_off else ""
 
@@ -120,8 +122,7 @@ class TextSource:
 
     def receive(self, req: Req, news: News) -> None:
         """Something has become of the request's text."""
-        req.parse_state.extend_text(
-            self.name,
+        req.parse_state.texts[self.name].extend(
             news.token_ids,
             is_complete=news.is_complete,
             ends_answer=news.ends_answer,

@@ -45,7 +45,7 @@ ENGINE = "sglang_parse.engine"
 SEAMS = {
     "options": f"{ENGINE}.admission.policy_for",
     "ask": f"{ENGINE}.verdicts.Judge.ask",
-    "commit": f"{ENGINE}.commit.Committer._commit",
+    "commit": f"{ENGINE}.commit.Committer._accept",
     "sources": f"{ENGINE}.sources.chain.SourceChain.start",
     "observe": f"{ENGINE}.sources.chain.SourceChain.observe",
     "take": f"{ENGINE}.sources.text.TextSource.take",

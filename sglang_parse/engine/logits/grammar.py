@@ -70,18 +70,25 @@ class GrammarWalk:
         self._forget(num_output)
         return found
 
-    def forced(
-        self, before: Sequence[int], after: Sequence[int], num_output: int, limit: int
-    ) -> list[int]:
-        """At most ``limit`` tokens that must follow ``after``; see ``forced_token``."""
-        row = self.rows(before, after, num_output)[-1]
+    def forced(self, output: Sequence[int], limit: int) -> list[int]:
+        """At most ``limit`` tokens that must follow ``output``; see ``forced_token``."""
+        (row,) = self.rows(output, (), len(output))
         found: list[int] = []
         while len(found) < limit and (token := self.forced_token(row)) is not None:
-            length = len(before) + len(after) + len(found)
-            self._go_to([*self._ids[: length - self._start], token], num_output)
+            length = len(output) + len(found)
+            self._go_to([*self._ids[: length - self._start], token], len(output))
             row = self._rows.get(length + 1)
             found.append(token)
         return found
+
+    def ends_in_forced_text(self, output: Sequence[int]) -> bool:
+        """Whether the last token of ``output`` and the next one are forced."""
+        # As a draft's token: of output, no rows are filled.
+        num_before = len(output) - 1
+        self._go_to(output[self._start :], num_before)
+        rows = [self._rows.get(num_before), self._rows.get(len(output))]
+        self._forget(num_before)
+        return all(self.forced_token(row) is not None for row in rows)
 
     def forced_token(self, row: torch.Tensor | None) -> int | None:
         """The token after which a forced text goes on; None where a row does not force one.
@@ -192,8 +199,8 @@ def rows_of(
 
 
 def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Those of some ends of a draft, or of what is output, that do not lie inside text that the
-    grammar forces, such as a tool call's prelude: nothing is decided there.
+    """Those of some ends of a draft that do not lie inside text that the grammar forces, such as a
+    tool call's prelude: nothing is decided there.
 
     Args:
         ids: tokens after the output.
@@ -209,22 +216,31 @@ def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> l
     return [*ends]
 
 
-def forced_after(state: RequestState, new_ids: Sequence[int], limit: int) -> list[int]:
-    """``GrammarWalk.forced`` of a constrained request, after its output and ``new_ids``."""
+def ends_in_forced_text(state: RequestState) -> bool:
+    """Whether the output ends inside text that the grammar forces: no draft begins there."""
+    walk: Any = state.grammar
+    if walk is None or state.fault:
+        return False
+    with contain_request(state, ITS_GRAMMAR):
+        return walk.ends_in_forced_text(state.output_ids)
+    return False
+
+
+def forced_after(state: RequestState, limit: int) -> list[int]:
+    """``GrammarWalk.forced`` of a constrained request, after its output."""
     walk: Any = state.grammar
     if not state.fault:
         with contain_request(state, ITS_GRAMMAR):
-            return walk.forced(state.output_ids, new_ids, len(state.output_ids), limit)
+            return walk.forced(state.output_ids, limit)
     return []
 
 
-def num_allowed(req: Req, ids: Sequence[int], new_ids: Sequence[int] = ()) -> int:
+def num_allowed(req: Req, ids: Sequence[int]) -> int:
     """Leading tokens of a draft from elsewhere that the request's grammar allows, if it has one,
-    after its output and ``new_ids``."""
+    after its output."""
     if not is_constrained(req):
         return len(ids)
-    output_ids = req.parse_state.output_ids
-    rows = rows_of(req.parse_state, output_ids, [*new_ids, *ids])[len(new_ids) :]
+    rows = rows_of(req.parse_state, req.parse_state.output_ids, ids)
     refused = (k for k, token in enumerate(ids) if not _allows(rows[k], token))
     return next(refused, len(ids))
 

@@ -14,8 +14,8 @@ from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatc
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from sglang_parse.device import on_device
-from sglang_parse.engine.adjust import CustomProcessors
-from sglang_parse.engine.grammar import is_constrained
+from sglang_parse.engine.logits.adjust import CustomProcessors
+from sglang_parse.engine.logits.grammar import is_constrained
 from sglang_parse.engine.requests import is_greedy
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 

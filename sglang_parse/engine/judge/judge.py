@@ -1,7 +1,7 @@
 """Verdicts: what a verify pass needs for them, and how they are read from it.
 
 A verdict is a number per prefix of a draft. Everything that depends on where it comes from, a
-question or a verdict head (``heads``), is here: the rows that a verify pass needs for it, reading
+question or a verdict head (``head``), is here: the rows that a verify pass needs for it, reading
 it from the forward, and watching whether it can be trusted. The rest of the engine sees prefix ends
 and numbers.
 """
@@ -27,9 +27,9 @@ from sglang_parse.core.selection import (
     matching_tokens,
 )
 from sglang_parse.core.strict import Refusal, find_refusal
-from sglang_parse.engine.grammar import free_ends
-from sglang_parse.engine.heads import Head
-from sglang_parse.engine.requests import draft_completes_answer, is_greedy
+from sglang_parse.engine.judge.head import Head
+from sglang_parse.engine.logits.grammar import free_ends
+from sglang_parse.engine.requests import completes_answer, is_greedy
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.telemetry.drift import DriftWatch
 
@@ -104,7 +104,7 @@ class Judge:
         all_ends = prefix_ends(
             pieces,
             self.segments.rule,
-            finished=draft_completes_answer(req),
+            finished=completes_answer(req, state.num_drafted),
             max_prefixes=len(pieces),
         )
         all_ends = free_ends(state, draft.token_ids, all_ends)
@@ -188,7 +188,7 @@ class Judge:
         """
         state = req.parse_state
         self._watch_mass(verdicts.mass)
-        if self.drift is not None and not state.stats.rounds:
+        if self.drift is not None and not state.telemetry.stats.rounds:
             if self.drift.observe(verdicts.values):
                 self.counters.count("drifted_windows_total")
             self.counters.verdict_drift = self.drift.distance
@@ -197,15 +197,15 @@ class Judge:
             return
         if refusal and refusal.place < (outcome.reject_end or 0):
             self.counters.count("strict_refusals_total", label_value=refusal.name)
-            counts = state.strict_refusals
+            counts = state.telemetry.strict_refusals
             counts[refusal.name] = counts.get(refusal.name, 0) + 1
         if is_greedy(req):
             num_matched = matching_tokens(state.draft.token_ids, target_tokens)
             matched, rejected = matched_prefixes(
                 state.draft.prefix_ends, verdicts.values, threshold, num_matched
             )
-            state.stats.matched_prefixes += matched
-            state.stats.rejected_matched_prefixes += rejected
+            state.telemetry.stats.matched_prefixes += matched
+            state.telemetry.stats.rejected_matched_prefixes += rejected
             if threshold == self.threshold:  # a request's own says nothing about the server's
                 self._watch_matched(matched, rejected)
                 self._watch_rival(outcome, num_matched)

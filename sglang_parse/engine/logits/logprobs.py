@@ -15,7 +15,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import SGLANG_RETURN_ORIGINAL_LOGPROB
 
 from sglang_parse.device import on_device
-from sglang_parse.engine.adjust import PIECE_BYTES, LogitsRows
+from sglang_parse.engine.logits.rows import LogitsRows, pieces
 from sglang_parse.engine.requests import is_greedy
 from sglang_parse.engine.sglang_types import Req
 
@@ -75,11 +75,9 @@ class LogprobRows:
             logits: [n, vocab], as they were before sampling, unless ``keep`` has the rows.
             choices: [n] the target's choice in every row of the logits.
         """
-        size = max(1, PIECE_BYTES // (4 * logits.shape[1]))
         chosen = choices[self._rows].to(torch.int64)
         found = []
-        for start in range(0, len(self._rows), size):
-            piece = slice(start, start + size)
+        for piece in pieces(len(self._rows), logits.shape[1]):
             rows = logits[self._rows[piece]] if self._copy is None else self._copy[piece]
             values = rows.float()
             if self._temperatures is not None:

@@ -20,9 +20,8 @@ from sglang_parse.core.judge import (
     sigmoid,
 )
 from sglang_parse.device import on_device
+from sglang_parse.engine.logits.rows import pieces
 
-PIECE_BYTES = 2**26
-"""Logits that are converted to probabilities at a time, in fp32."""
 MIN_LOGPROB = -1e4
 """Keeps a product with a weight of 0 finite."""
 
@@ -131,9 +130,7 @@ def next_likelihoods(
     """
     ids, num_rows = on_device(next_ids, logits.device), len(rows)
     found = torch.empty(num_rows, 2, dtype=torch.float32, device=logits.device)
-    size = max(1, PIECE_BYTES // (4 * logits.shape[1]))
-    for start in range(0, num_rows, size):
-        piece = slice(start, start + size)
+    for piece in pieces(num_rows, logits.shape[1]):
         logprobs = logits[rows[piece]].float().log_softmax(dim=-1)
         found[piece, 0] = logprobs.gather(1, ids[piece, None])[:, 0]
         found[piece, 1] = torch.special.entr(logprobs.exp()).sum(dim=-1)

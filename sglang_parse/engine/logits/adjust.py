@@ -9,7 +9,7 @@ included. SGLang's sampler gets logits that are adjusted already (``sampling``).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Protocol
@@ -19,50 +19,11 @@ from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_parse.device import on_device
 from sglang_parse.engine.faults import contain_request, reset_rows
-from sglang_parse.engine.grammar import is_constrained, rows_of
+from sglang_parse.engine.logits.grammar import is_constrained, rows_of
+from sglang_parse.engine.logits.rows import LogitsRows, rows_per_piece
 from sglang_parse.engine.requests import end_ids_of
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.startup.fallback import is_pure
-
-PIECE_BYTES = 2**25
-"""fp32 logits that are adjusted at a time: bounds the memory that it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogitsRows:
-    """Consecutive rows of logits of one request.
-
-    Attributes:
-        start, count: which rows.
-        before: output tokens; their sequence is not copied.
-        after: tokens of the draft. The first row has ``first`` of them in front, every further row
-            one more; rows past the last one have all.
-    """
-
-    req: Req
-    start: int
-    count: int = 1
-    before: Sequence[int] = ()
-    after: Sequence[int] = ()
-    first: int = 0
-
-    @property
-    def rows(self) -> range:
-        return range(self.start, self.start + self.count)
-
-    def num_before(self, row: int) -> int:
-        """Output tokens in front of one of its rows."""
-        return len(self.before) + min(self.first + row - self.start, len(self.after))
-
-    def split(self, size: int) -> Iterator[LogitsRows]:
-        """The same rows in pieces of at most ``size``."""
-        for low in range(0, self.count, size):
-            yield replace(
-                self,
-                start=self.start + low,
-                count=min(size, self.count - low),
-                first=self.first + low,
-            )
 
 
 class Adjuster(Protocol):
@@ -347,7 +308,7 @@ def adjust(logits: torch.Tensor, parts: Sequence[LogitsRows]) -> torch.Tensor | 
         bool [n] the rows of which nothing finite is left, set to 0: a sampler would raise. None
         without ``parts``.
     """
-    size = max(1, PIECE_BYTES // (4 * logits.shape[1]))
+    size = rows_per_piece(logits.shape[1])
     piece: list[LogitsRows] = []
     num_rows = 0
     for part in chain.from_iterable(part.split(size) for part in parts):

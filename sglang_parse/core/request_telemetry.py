@@ -1,0 +1,129 @@
+"""What a server tells about one request: counts, times, its trace. No output depends on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_parse.core.phases import SourceStats, Stats, TraceRecord
+
+MAX_TRACE_BYTES = 2**27
+"""Of one request's trace, as JSON; the round that exceeds it is its last one."""
+
+
+@dataclass(slots=True)
+class RequestTelemetry:
+    """Telemetry of one request.
+
+    Attributes:
+        stats: counters for ``meta_info``; ``sources``: those of each source of drafts.
+        last_source: source of the last verified draft.
+        num_target_run, num_matched_run: tokens of the last output that the target chose, and how
+            many of those are matched draft tokens.
+        strict_refusals: by class, drafts whose acceptance one of its tokens has ended.
+        last_decode_at: time of its last output, in seconds, while the target decodes.
+        trace: one record per round; ``trace_bytes``: their size as JSON.
+        counted: what ``counters.Counters`` has counted so far.
+    """
+
+    stats: Stats = field(default_factory=Stats)
+    sources: dict[str, SourceStats] = field(default_factory=dict)
+    last_source: str = ""
+    num_target_run: int = 1
+    num_matched_run: int = 0
+    strict_refusals: dict[str, int] = field(default_factory=dict)
+    last_decode_at: float | None = None
+    trace: list[TraceRecord] = field(default_factory=list)
+    trace_bytes: int = 0
+    counted: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_trace_full(self) -> bool:
+        """Whether further rounds are left out of its trace."""
+        return self.trace_bytes >= MAX_TRACE_BYTES
+
+    def source(self, name: str) -> SourceStats:
+        """Counters of one source's drafts."""
+        return self.sources.setdefault(name, SourceStats())
+
+    def count_drafted(self, source: str, num_tokens: int) -> None:
+        self.stats.drafted_tokens += num_tokens
+        self.source(source).drafted_tokens += num_tokens
+
+    def count_round(self, source: str, accepted_len: int, matched: int, num_target: int) -> None:
+        """Counts a verified draft; see ``RequestState.finish_round``."""
+        self.num_target_run, self.num_matched_run = num_target, matched
+        self.last_source = source
+        for stats in (self.stats, self.source(source)):
+            stats.rounds += 1
+            stats.accepted_tokens += accepted_len
+            stats.matched_tokens += matched
+
+    def add_record(self, record: TraceRecord) -> None:
+        """Adds a round to the trace."""
+        self.trace.append(record)
+        self.trace_bytes += _size_of(record)
+
+    def count_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
+        self.num_target_run, self.num_matched_run = num_tokens, 0
+        if is_eagle:
+            self.stats.eagle3_steps += 1
+            self.stats.eagle3_tokens += num_tokens
+
+    def take_back(self, num_lost: int, num_output: int) -> None:
+        """Uncounts the last ``num_lost`` of ``num_output`` tokens, which a retraction under overlap
+        discards."""
+        accepted, matched = self.last_of_output(num_lost)
+        self.stats.accepted_tokens -= accepted
+        self.stats.matched_tokens -= matched
+        if self.last_source:
+            self.sources[self.last_source].accepted_tokens -= accepted
+            self.sources[self.last_source].matched_tokens -= matched
+        start = num_output - num_lost
+        self.trace = [record for record in self.trace if record["output_start"] < start]
+
+    def last_of_output(self, num_tokens: int) -> tuple[int, int]:
+        """(accepted, matched) draft tokens among the last ``num_tokens`` of the last output."""
+        drafted = max(0, num_tokens - (self.num_target_run - self.num_matched_run))
+        return max(0, num_tokens - self.num_target_run), min(drafted, self.num_matched_run)
+
+    def charge(
+        self,
+        *,
+        prefill: float = 0.0,
+        draft: float = 0.0,
+        verify: float = 0.0,
+        decode: float = 0.0,
+    ) -> None:
+        """Adds the request's part of a stage's wall time, in ms."""
+        if verify and self.last_source:
+            self.sources[self.last_source].verify_ms += verify
+        self.stats.prefill_ms += prefill
+        self.stats.draft_ms += draft
+        self.stats.verify_ms += verify
+        self.stats.decode_ms += decode
+
+    def itl(self, now: float, *, decodes: bool) -> float | None:
+        """Seconds since its last output; None unless the target decoded ever since.
+
+        Args:
+            decodes: the target decodes what follows.
+        """
+        elapsed = None if self.last_decode_at is None else now - self.last_decode_at
+        self.last_decode_at = now if decodes else None
+        return elapsed
+
+    def count(self, figure: str, value: float) -> float:
+        """Growth of a figure since it was last counted; a figure that shrank is not recounted."""
+        growth = value - self.counted.get(figure, 0)
+        if growth > 0:
+            self.counted[figure] = value
+        return growth
+
+
+def _size_of(record: Mapping[str, Any]) -> int:
+    """Bytes of a record as JSON."""
+    rest = {key: value for key, value in record.items() if key != "hidden_states"}
+    return len(json.dumps(rest)) + len(record.get("hidden_states", {}).get("data", ""))

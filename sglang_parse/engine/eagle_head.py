@@ -1,0 +1,79 @@
+"""An EAGLE-3 head: SGLang's own EAGLE-3 draft worker, for the target or for the draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
+    resolve_spec_aux_hidden_state_config,
+)
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+
+class EagleHead:
+    """An EAGLE-3 head on the KV slots of the model that it was trained for.
+
+    Args:
+        server_args, gpu_id, nccl_port: see SGLang's ``BaseSpecWorker``.
+        model_worker: the model's.
+        path: the head's folder.
+    """
+
+    def __init__(
+        self,
+        server_args: Any,
+        gpu_id: int,
+        nccl_port: int,
+        model_worker: TpModelWorker,
+        path: str,
+    ) -> None:
+        self._path = path
+        with self.as_eagle3():
+            # Before the model's attention backends: they configure which layers it captures.
+            model_worker.model_runner.spec_aux_config = resolve_spec_aux_hidden_state_config(
+                server_args=server_args,
+                model_config=model_worker.model_runner.model_config,
+                spec_algorithm=SpeculativeAlgorithm.EAGLE3,
+                is_draft_worker=False,
+            )
+            self.worker = EagleDraftWorker(server_args, gpu_id, nccl_port, model_worker)
+
+    @contextmanager
+    def as_eagle3(self) -> Iterator[None]:
+        """Overrides SGLang's settings while its EAGLE-3 worker initializes.
+
+        It allocates for the tokens of a proposal, not for those of a draft and its questions.
+        """
+        proposed = get_spec().speculative_num_steps + 1
+        with get_spec().override(
+            speculative_algorithm=SpeculativeAlgorithm.EAGLE3.name,
+            speculative_draft_model_path=self._path,
+            speculative_draft_model_revision="main",
+            speculative_num_draft_tokens=proposed,
+            max_speculative_num_draft_tokens=proposed,
+        ):
+            yield
+
+    @contextmanager
+    def forward_contexts(self) -> Iterator[None]:
+        """The contexts of ``EAGLEWorkerV2.forward_batch_generation``."""
+        with (
+            draft_tp_context(self.worker.parallel_layout),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            yield
+
+    def alloc_memory_pool(self, **pools: Any) -> None:
+        with self.as_eagle3():
+            self.worker.alloc_memory_pool(**pools)
