@@ -139,7 +139,7 @@ class Judge:
         self,
         state: RequestState,
         scores: Sequence[Sequence[float]],
-        answers: Sequence[tuple[float, float]],
+        answers: Sequence[Sequence[float]],
         target_tokens: Sequence[int],
     ) -> Verdicts:
         """Verdicts on the prefixes of a request's draft.
