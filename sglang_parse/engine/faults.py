@@ -148,7 +148,8 @@ def _explain_nan() -> None:
     logger.error(
         "PARSE: the target answers NaN, where stock SGLang would write its first token ('!!!!'). "
         "If most requests end so, %s. Fix: %s",
-        *(NAN_CAUSE, NAN_FIX),
+        NAN_CAUSE,
+        NAN_FIX,
     )
 
 
