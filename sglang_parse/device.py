@@ -7,7 +7,7 @@ through pinned memory, and copies to the host are waited for when they are read.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,3 +64,19 @@ class HostCopy:
         """Waits for the copy, not for later launches, and returns the numbers."""
         self._copied.synchronize()
         return self._host.tolist()
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """float64 [numbers of all tensors], for one copy to the host; exact for token ids."""
+    return torch.cat([tensor.reshape(-1).double() for tensor in tensors])
+
+
+def unpack(values: Sequence[float], shapes: Sequence[Sequence[int]]) -> Iterator[list]:
+    """What ``pack`` packed: of [n] a list of n numbers, of [n, width] one of n lists."""
+    start = 0
+    for num, *widths in shapes:
+        width = widths[0] if widths else 1
+        end = start + num * width
+        some = values[start:end]
+        yield [some[at : at + width] for at in range(0, len(some), width)] if widths else [*some]
+        start = end

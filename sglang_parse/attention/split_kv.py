@@ -112,16 +112,35 @@ class SplitKV:
         tensors = (call.q, call.k, call.v, call.k_cache, call.v_cache)
         _attend_part[grid](
             *(part for tensor in tensors for part in (tensor, tensor.stride(0), tensor.stride(1))),
-            *(call.kv_indptr, call.kv_indices, call.mask, call.mask_indptr),
-            *(self._partial, self._lse, call.sm_scale * _LOG2_E, call.width),
-            *(group, dim, block_d, rows, TILE),
+            call.kv_indptr,
+            call.kv_indices,
+            call.mask,
+            call.mask_indptr,
+            self._partial,
+            self._lse,
+            call.sm_scale * _LOG2_E,
+            call.width,
+            group,
+            dim,
+            block_d,
+            rows,
+            TILE,
             num_warps=WARPS,
             num_stages=STAGES,
         )
         num_items = len(call.q) * num_heads
         _combine[(triton.cdiv(num_items, _COMBINED),)](
-            *(self._partial, self._lse, call.out, call.out.stride(0), call.out.stride(1)),
-            *(num_items, num_heads, dim, block_d, num_parts, _COMBINED),
+            self._partial,
+            self._lse,
+            call.out,
+            call.out.stride(0),
+            call.out.stride(1),
+            num_items,
+            num_heads,
+            dim,
+            block_d,
+            num_parts,
+            _COMBINED,
         )
 
     def _is_ours(self, call: _Call, options: dict[str, Any], num_parts: int) -> bool:

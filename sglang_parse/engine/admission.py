@@ -47,7 +47,8 @@ def _options_of(engine: Engine, req: Req) -> RequestOptions:
     config = engine.config
     try:
         return RequestOptions.of_request(
-            *(req.sampling_params.custom_params, config),
+            req.sampling_params.custom_params,
+            config,
             host=get_serving().host,
             vocab_size=req.vocab_size,
             returns_logprobs=req.return_logprob,

@@ -14,8 +14,6 @@ from typing import TypeVar
 import torch
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_parse.core.block import NO_TOKEN
-
 T = TypeVar("T")
 
 
@@ -31,16 +29,6 @@ def broadcast(values: torch.Tensor) -> torch.Tensor:
         values: same shape, dtype and device kind on every rank; may be overwritten.
     """
     return get_parallel().tp_group.broadcast(values.contiguous(), src=0)
-
-
-def broadcast_tokens(tokens: torch.Tensor, is_bad: torch.Tensor) -> torch.Tensor:
-    """Rank 0's tokens: int64 [n] on the device, ``NO_TOKEN`` where logits held a NaN.
-
-    Args:
-        tokens: integers [n], this rank's tokens.
-        is_bad: bool [n], whether the row's logits held a NaN on this rank.
-    """
-    return broadcast(tokens.to(torch.int64).masked_fill(is_bad, NO_TOKEN))
 
 
 def broadcast_object(value: T) -> T:

@@ -194,7 +194,9 @@ def _controller(
         logger.info(
             "PARSE: deterministic inference: adaptive drafting is disabled; drafts of %d tokens "
             "with up to %d prefixes, %d tokens per iteration.",
-            *(config.draft_tokens, config.max_prefixes, config.draft_chunk),
+            config.draft_tokens,
+            config.max_prefixes,
+            config.draft_chunk,
         )
     simulated = SimulatedAcceptance.from_env(config)
     fixed_ratio = simulated is not None and not simulated.adapts_len
@@ -206,7 +208,9 @@ def _layout(server_args: Any, config: ParseConfig, target: Any, block_size: int)
     layout, reason = checks.pass_layout(server_args, config, target, block_size)
     logger.info(
         "PARSE: verify passes use the layout '%s' on %s: %s",
-        *(layout, server_args.attention_backend, reason),
+        layout,
+        server_args.attention_backend,
+        reason,
     )
     return layout
 
@@ -229,6 +233,7 @@ def _draft_model(
             logger.warning(
                 "PARSE: simulated blocks (%s=%g): each adds that many of its candidates, whatever "
                 "the draft model confirms. For benchmarks only: the drafts are meaningless.",
-                *(BLOCK_ENV_VAR, simulated),
+                BLOCK_ENV_VAR,
+                simulated,
             )
     return draft, parallel

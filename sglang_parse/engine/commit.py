@@ -189,7 +189,10 @@ class Committer:
             ends = draft.prefix_ends
             return Selection(simulated.accepted_len(len(draft.token_ids), ends, place))
         return select(
-            *(verdicts.values, draft.prefix_ends, threshold, self.config.selection),
+            verdicts.values,
+            draft.prefix_ends,
+            threshold,
+            self.config.selection,
             is_finished=draft.finished,
             refused_at=verdicts.refused_at,
         )
@@ -273,7 +276,10 @@ class Committer:
         logger.warning(
             "PARSE: simulated acceptance (%s=%s): verdicts are computed and ignored, %s is "
             "accepted; up to %d tokens a draft. For benchmarks only: the output is meaningless.",
-            *(SIMULATION, os.environ[SIMULATION], simulated, self.config.draft_tokens),
+            SIMULATION,
+            os.environ[SIMULATION],
+            simulated,
+            self.config.draft_tokens,
         )
 
 

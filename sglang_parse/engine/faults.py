@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from http import HTTPStatus
@@ -25,12 +25,15 @@ from http import HTTPStatus
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
+from sglang_parse.core.block import NO_TOKEN
 from sglang_parse.core.request import NAN_CAUSE, NAN_FIX, NAN_IN_TARGET, RequestState
 from sglang_parse.engine.broadcast import is_first_rank
 from sglang_parse.engine.sglang_types import Req
 
 logger = logging.getLogger(__name__)
 
+NO_LOGIT = -2
+"""In place of a token, where adjusted logits hold nothing finite."""
 NO_LOGITS = "its sampling parameters or its grammar leave no finite logit"
 DRAFT_MODEL, EAGLE_HEAD = "the draft model", "the EAGLE-3 head"
 MAX_DRAFT_FAILURES = 3
@@ -115,6 +118,22 @@ def nan_rows(logits: torch.Tensor) -> torch.Tensor:
     return reset_rows(logits, torch.isnan(logits.amax(dim=-1)))
 
 
+def mark_faults(
+    tokens: torch.Tensor, is_bad: torch.Tensor, is_empty: torch.Tensor | None = None
+) -> torch.Tensor:
+    """int64 [n] the rows' ``tokens``; ``NO_TOKEN`` where logits held a NaN, and ``NO_LOGIT`` where
+    adjusted ones held nothing finite."""
+    tokens = tokens.to(torch.int64)
+    if is_empty is not None:
+        tokens = tokens.masked_fill(is_empty, NO_LOGIT)
+    return tokens.masked_fill(is_bad, NO_TOKEN)
+
+
+def fault_of(tokens: Collection[int | None]) -> str:
+    """Why marked ``tokens`` mean nothing; empty if they do."""
+    return NAN_IN_TARGET if NO_TOKEN in tokens else NO_LOGITS if NO_LOGIT in tokens else ""
+
+
 def reset_rows(logits: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
     """Sets rows of logits [n, vocab] to 0, without a device sync, so that sampling the other rows
     cannot fail; returns ``bad``, bool [n]."""
@@ -129,7 +148,8 @@ def _explain_nan() -> None:
     logger.error(
         "PARSE: the target answers NaN, where stock SGLang would write its first token ('!!!!'). "
         "If most requests end so, %s. Fix: %s",
-        *(NAN_CAUSE, NAN_FIX),
+        NAN_CAUSE,
+        NAN_FIX,
     )
 
 

@@ -13,12 +13,11 @@ from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.attention.spec_input import ParseDraftInput
 from sglang_parse.core.request import RequestState
-from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_object
-from sglang_parse.engine.faults import NAN_IN_TARGET, NO_LOGITS, contain_request, end_request
+from sglang_parse.engine.broadcast import broadcast_object
+from sglang_parse.engine.faults import contain_request, end_request, fault_of
 from sglang_parse.engine.logits.grammar import num_allowed, start_walk
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.sglang_types import ScheduleBatch
-from sglang_parse.engine.target import NO_LOGIT
 
 
 def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBatchResult:
@@ -74,11 +73,9 @@ def _begin_answers(
         given: by row, what a client gave instead.
     """
     for row, (req, first_id) in enumerate(zip(batch.reqs, first_ids, strict=True)):
-        if first_id == NO_TOKEN:
-            req.parse_state.fail(NAN_IN_TARGET)
-        elif first_id == NO_LOGIT:
-            req.parse_state.fail(NO_LOGITS)
         state = req.parse_state
+        if fault := fault_of([first_id]):
+            state.fail(fault)
         if not state.fault and req is not batch.chunked_req:
             with contain_request(state, "its first draft"):
                 engine.committer.begin(req, given.get(row, first_id))

@@ -18,16 +18,13 @@ from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 from sglang_parse.device import HostCopy
 from sglang_parse.engine.batch import select_requests
-from sglang_parse.engine.broadcast import broadcast_tokens
-from sglang_parse.engine.faults import nan_rows
+from sglang_parse.engine.broadcast import broadcast
+from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.logits.adjust import adjust
 from sglang_parse.engine.logits.rows import LogitsRows
 from sglang_parse.engine.logits.sampling import without_adjustments
 from sglang_parse.engine.requests import is_adjusted, needs_hidden_states
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
-
-NO_LOGIT = -2
-"""In place of a first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +33,8 @@ class PrefillForward:
 
     Attributes:
         result: SGLang's result, its tokens on the device; 0 in place of the next two.
-        first_ids: int64 [requests] the sampled tokens, ``broadcast.NO_TOKEN`` where logits held a
-            NaN, ``NO_LOGIT`` where adjusted ones held nothing finite; None if the prefill samples
-            none.
+        first_ids: int64 [requests] the sampled tokens, or ``faults.mark_faults``'s; None if the
+            prefill samples none.
     """
 
     result: GenerationBatchResult
@@ -88,9 +84,7 @@ class TargetModel:
             info = without_adjustments(forward_batch.sampling_info, batch.reqs)
             forward_batch.sampling_info = info
         tokens = self.runner.sample(result.logits_output, forward_batch)
-        if is_empty is not None:
-            tokens = tokens.masked_fill(is_empty, NO_LOGIT)
-        tokens = broadcast_tokens(tokens, is_bad)
+        tokens = broadcast(mark_faults(tokens, is_bad, is_empty))
         result.next_token_ids = tokens.clamp(min=0)
         return PrefillForward(result, HostCopy(tokens))
 

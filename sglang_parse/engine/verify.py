@@ -16,9 +16,9 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.phases import Action
-from sglang_parse.device import HostCopy, on_device
+from sglang_parse.device import HostCopy, on_device, pack, unpack
 from sglang_parse.engine.broadcast import broadcast
-from sglang_parse.engine.faults import NAN_IN_TARGET, NO_LOGITS, nan_rows
+from sglang_parse.engine.faults import NAN_IN_TARGET, fault_of, mark_faults, nan_rows
 from sglang_parse.engine.forward import (
     RequestRows,
     decode_rows,
@@ -72,7 +72,7 @@ class TargetResult:
     scores: Sequence[Sequence[float]] = ()
     asks_logprobs: bool = False
     logprobs: Sequence[Record] = ()
-    answers: Sequence[tuple[float, float]] = ()
+    answers: Sequence[Sequence[float]] = ()
     hidden: torch.Tensor | None = None
     fault: str = ""
 
@@ -98,19 +98,51 @@ class TargetResult:
         choices = zip(tokens, self.target_tokens, self.logprobs, strict=False)
         return [(record[int(token != choice)], record) for token, choice, record in choices]
 
-    def fill(self, values: Iterator[Sequence[float]]) -> None:
-        """Takes its own of the forward's ``values``."""
-        rows = [*islice(values, self.num_tokens)]
-        tokens = [row[0] for row in rows]
-        self.scores = [row[1:] for row in rows]
-        self.answers = [(row[0], row[1]) for row in islice(values, self.num_answers)]
+    def fill(
+        self, tokens: Iterator, scores: Iterator, answers: Iterator, records: Iterator
+    ) -> None:
+        """Takes its own rows of what the forward says (``RowResults``), each in its order."""
+        found = [*map(int, islice(tokens, self.num_tokens))]
+        self.scores = [*islice(scores, self.num_tokens)]
+        self.answers = [*islice(answers, self.num_answers)]
+        if self.asks_logprobs:
+            self.logprobs = [*islice(records, self.num_tokens)]
+        self.fault = fault_of(found)
         # The first row has no score of its own.
-        checked = chain(tokens, *self.answers, *self.scores[1:])
-        if any(map(math.isnan, checked)):
+        if any(map(math.isnan, chain(*self.answers, *self.scores[1:]))):
             self.fault = NAN_IN_TARGET
-        elif math.inf in tokens:
-            self.fault = NO_LOGITS
-        self.target_tokens = () if self.fault else [*map(int, tokens)]
+        self.target_tokens = () if self.fault else found
+
+
+@dataclass(frozen=True, slots=True)
+class RowResults:
+    """What rows of logits say, on the device, by the order of the requests that they belong to.
+
+    A draft of 3 tokens asked about at its end, judged by the likelihood and the question: 4 tokens,
+    4 scores, 1 answer; 4 records, if the request asks for log probabilities.
+
+    Attributes:
+        tokens: int64 [token rows] the target's choice, or ``faults.mark_faults``'s.
+        scores: fp32 [token rows, 4] each row's ``Head.scores``, 0 without a head, and
+            ``next_likelihoods``; None where nothing scores tokens.
+        answers: fp32 [questions, 2] verdict and mass, NaN where logits held one; None without.
+        records: float64 [asked rows, width] ``logprobs.Record`` of requests that ask; None without.
+    """
+
+    tokens: torch.Tensor
+    scores: torch.Tensor | None = None
+    answers: torch.Tensor | None = None
+    records: torch.Tensor | None = None
+
+    @classmethod
+    def concatenated(cls, some: Sequence[RowResults]) -> Sequence[torch.Tensor]:
+        """Its four tensors, over ``some``; empty ones in place of None."""
+        columns = zip(
+            *((one.tokens, one.scores, one.answers, one.records) for one in some), strict=True
+        )
+        found = ([one for one in column if one is not None] for column in columns)
+        nothing = some[0].tokens.new_empty(0)
+        return [torch.cat(tensors) if tensors else nothing for tensors in found]
 
 
 class TargetForward:
@@ -118,10 +150,7 @@ class TargetForward:
 
     Args:
         results: the requests in it, without results yet.
-        values: float64 [rows with logits, 1, 2 or 5] on the device, in their order: a token id
-            and its row's scores and likelihoods, or a verdict with its mass; NaN where logits held
-            one, and infinite where the adjusted ones held nothing finite.
-        records: float64 [token rows, width] of requests that ask for log probabilities, by forward.
+        rows: what its rows say, of each forward that it is split into.
 
     Attributes:
         hidden: [num_rows, width] captured hidden states; None if not captured.
@@ -138,13 +167,12 @@ class TargetForward:
     def __init__(
         self,
         results: Sequence[TargetResult],
-        values: torch.Tensor,
+        rows: Sequence[RowResults],
         reqs: Sequence[Req],
         *,
         hidden: torch.Tensor | None,
         replays: bool,
         output: LogitsProcessorOutput,
-        records: Sequence[torch.Tensor] = (),
         graphs: Sequence[int] = (),
         num_passes: int = 0,
         is_decode_only: bool = False,
@@ -158,8 +186,10 @@ class TargetForward:
         self.num_rows = sum(part.num_rows for part in results)
         verified = (part for part in results if part.action is not Action.DECODE)
         self.num_verify_rows = sum(part.num_rows for part in verified)
-        self._values = broadcast(values)
-        self._on_host = HostCopy(self._values)
+        tensors = RowResults.concatenated(rows)
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._packed = broadcast(pack(tensors))
+        self._on_host = HostCopy(self._packed)
         self.made = self._on_host.made
         start = 0
         for result in results:
@@ -170,27 +200,23 @@ class TargetForward:
             result.asks_logprobs = req.return_logprob
             is_proposed = result.action is Action.EAGLE_DECODE
             result.is_chain = is_proposed and req.parse_state.waits_for_chain
-        self._records = HostCopy(torch.cat([*records])) if records else None
 
     def wait(self) -> Sequence[TargetResult]:
-        values = iter(self._on_host.tolist())
-        records = iter(self._records.tolist() if self._records else ())
+        rows = [*map(iter, unpack(self._on_host.tolist(), self._shapes))]
         for result in self._results:
-            if result.asks_logprobs:
-                result.logprobs = [*islice(records, result.num_tokens)]
-            result.fill(values)
+            result.fill(*rows)
         for req in self.decoding if self.is_decode_only else ():
             req.parse_state.arrive_decode()
         return self._results
 
     def last_tokens(self, reqs: Sequence[Req]) -> torch.Tensor | None:
-        """int64 [len(reqs)] tokens of a decode step, on the device; 0 in place of a NaN's. None if
+        """int64 [len(reqs)] tokens of a decode step, on the device; 0 in place of a fault. None if
         the host has them."""
         if not any(req.parse_state.num_inflight for req in reqs):
             return None
         places = {id(req): place for place, req in enumerate(self.decoding)}
-        index = on_device([places[id(req)] for req in reqs], self._values.device)
-        return self._values[index, 0].nan_to_num(0.0, posinf=0.0).to(torch.int64)
+        index = on_device([places[id(req)] for req in reqs], self._packed.device)
+        return self._packed[index].clamp(min=0).to(torch.int64)  # its tokens come first
 
 
 @dataclass(slots=True)
@@ -198,15 +224,14 @@ class PassOutputs:
     """Outputs of the forwards that one verify pass is split into.
 
     Attributes:
-        values, records: ``TargetForward``'s of verified rows, by forward.
+        rows: what verified rows say, by forward.
         decode_logits: [rows, vocab] logits of decode rows, by forward.
         hidden: captured hidden states, by forward.
         graphs: rows of the CUDA graph that each forward replayed; 0 without one.
         num_passes: forwards that verify drafts.
     """
 
-    values: list[torch.Tensor] = field(default_factory=list)
-    records: list[torch.Tensor] = field(default_factory=list)
+    rows: list[RowResults] = field(default_factory=list)
     decode_logits: list[torch.Tensor] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
     graphs: list[int] = field(default_factory=list)
@@ -225,7 +250,6 @@ class Verifier:
         self.target, self.judge, self.is_masked = target, judge, is_masked
         self._captures = judge is not None and bool(judge.layers)
         self._scores_rows = self._captures or (judge is not None and judge.head is not None)
-        self._num_values = 5 if self._scores_rows else 1 + (judge is not None)
 
     def launch(
         self,
@@ -258,17 +282,16 @@ class Verifier:
         """
         decoded = self.target.decode(batch, rows, last_ids)
         logits_output = decoded.logits_output
-        tokens, output, records = self._sample(batch, rows, logits_output.next_token_logits)
+        results, output = self._sample(batch, rows, logits_output.next_token_logits)
         for row in rows:
             batch.reqs[row].parse_state.launch_decode()
         return TargetForward(
             [*map(TargetResult, rows)],
-            tokens[:, None],
+            [results],
             batch.reqs,
             hidden=logits_output.hidden_states,
             replays=decoded.can_run_graph,
             output=output,
-            records=records,
             is_decode_only=True,
         )
 
@@ -298,19 +321,16 @@ class Verifier:
         sampled = LogitsProcessorOutput(next_token_logits=None)
         if decoding:
             logits = torch.cat(done.decode_logits)
-            tokens, sampled, records = self._sample(batch, decoding, logits)
-            done.records += records
-            padded = torch.nn.functional.pad(tokens[:, None], (0, self._num_values - 1))
-            done.values.append(padded)
+            results, sampled = self._sample(batch, decoding, logits)
+            done.rows.append(results)
         return TargetForward(
             [*map(TargetResult.of, parts, actions)],
-            torch.cat(done.values),
+            done.rows,
             reqs,
             hidden=torch.cat(done.hidden) if done.hidden else None,
             replays=all(done.graphs),
             graphs=done.graphs,
             output=sampled,
-            records=done.records,
             num_passes=done.num_passes,
         )
 
@@ -331,16 +351,14 @@ class Verifier:
             if output.hidden is not None:
                 done.hidden.append(output.hidden)
             verified = parts[span][:num_verified]
-            num_values = sum(len(part.logits_rows) for part in verified)
+            num_logits = sum(len(part.logits_rows) for part in verified)
             if verified:
                 # No name for the logits: the next forward needs their memory.
-                values, records = self._measure(
-                    batch, verified, output.logits[:num_values], output.hidden
+                done.rows.append(
+                    self._measure(batch, verified, output.logits[:num_logits], output.hidden)
                 )
-                done.values.append(values)
-                done.records += records
             # Not a view: the next forward overwrites the logits, and needs their memory.
-            done.decode_logits.append(output.logits[num_values:].clone())
+            done.decode_logits.append(output.logits[num_logits:].clone())
             del output
         return done
 
@@ -350,49 +368,30 @@ class Verifier:
         parts: Sequence[RequestRows],
         logits: torch.Tensor,
         hidden: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Values and records of verified rows; see ``TargetForward``. Overwrites the logits.
+    ) -> RowResults:
+        """What verified rows say. Overwrites the logits.
 
         Verdicts of a head, too, are about the adjusted logits, under which the draft was written.
 
         Args:
             hidden: [rows of the forward, width] captured hidden states, if any.
         """
-        is_bad, reqs = nan_rows(logits), batch.reqs
+        is_bad, reqs, judge = nan_rows(logits), batch.reqs, self.judge
         is_empty = adjust(logits, _token_rows(reqs, parts, is_adjusted))
         asked = LogprobRows.of(_token_rows(reqs, parts, asks_logprobs), reqs, logits.device)
-        if self.judge is None:
-            values = self._choose(batch, parts, logits, None, asked).double()[:, None]
-        else:
-            values = self._values(self.judge, batch, parts, logits, hidden, asked)
-        records = [asked.read(logits, values[:, 0])] if asked else []
-        if is_empty is not None:
-            values[:, 0].masked_fill_(is_empty, math.inf)
-        return values.masked_fill_(is_bad[:, None], math.nan), records
-
-    def _values(
-        self,
-        judge: Judge,
-        batch: ScheduleBatch,
-        parts: Sequence[RequestRows],
-        logits: torch.Tensor,
-        hidden: torch.Tensor | None,
-        asked: LogprobRows | None,
-    ) -> torch.Tensor:
-        """Choices, scores and answers of verified rows."""
+        index = scores = answers = None
         token_index, answer_index = _logits_places(parts)
-        tokens = on_device(token_index, logits.device)
-        size = len(logits), self._num_values
-        values = torch.zeros(size, dtype=torch.float64, device=logits.device)
-        if self._scores_rows:
-            scored = _score(judge.head, parts, logits, tokens, hidden)
-            values[tokens, 1:] = scored.double()
-        index = tokens if answer_index else None
-        values[tokens, 0] = self._choose(batch, parts, logits, index, asked).double()
-        if answer_index:
-            answers = on_device(answer_index, logits.device)
-            values[answers, :2] = judge.read(logits[answers]).double()
-        return values
+        if judge and answer_index:
+            index = on_device(token_index, logits.device)
+            answer_rows = on_device(answer_index, logits.device)
+            answers = judge.read(logits[answer_rows])
+            answers = answers.masked_fill(is_bad[answer_rows, None], math.nan)
+        if judge and self._scores_rows:
+            scores = _score(judge.head, parts, logits, index, hidden)
+        choices = self._choose(batch, parts, logits, index, asked)
+        records = asked.read(logits, choices) if asked else None
+        tokens = mark_faults(choices, is_bad, is_empty)
+        return RowResults(tokens if index is None else tokens[index], scores, answers, records)
 
     def _choose(
         self,
@@ -402,32 +401,29 @@ class Verifier:
         index: torch.Tensor | None,
         asked: LogprobRows | None,
     ) -> torch.Tensor:
-        """The target's choice at every token row.
+        """int64 [n] the target's choice at every token row of logits [n, vocab].
 
         Args:
-            index: the token rows of ``logits``; None if all are.
+            index: int64 the token rows; None if all are.
             asked: rows that are read afterwards.
         """
         rows = [part.row for part in parts for _ in part.token_rows]
         prepared = prepare_rows(self.target.runner, batch, rows)
         if prepared.is_argmax:  # of all rows: selecting first would copy the logits
-            tokens = logits.argmax(dim=-1)
-            return tokens if index is None else tokens[index]
+            return logits.argmax(dim=-1)
         if asked:
             asked.keep(logits)
-        token_logits = logits if index is None else logits[index]
-        positions = [part.layout.prefix_len + row for part in parts for row in part.token_rows]
-        return prepared.sample(token_logits, on_device(positions, logits.device))[0]
+        numbers = [part.layout.prefix_len + row for part in parts for row in part.token_rows]
+        positions = on_device(numbers, logits.device)
+        if index is None:
+            return prepared.sample(logits, positions)[0]
+        choices = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        return choices.index_copy_(0, index, prepared.sample(logits[index], positions)[0])
 
     def _sample(
         self, batch: ScheduleBatch, rows: Sequence[int], logits: torch.Tensor
-    ) -> tuple[torch.Tensor, LogitsProcessorOutput, list[torch.Tensor]]:
-        """Samples decode rows.
-
-        Returns:
-            float64 [n] token ids, see ``TargetForward``; the sampler's output; records of those
-            that ask for log probabilities.
-        """
+    ) -> tuple[RowResults, LogitsProcessorOutput]:
+        """Samples decode rows; returns the sampler's output, too."""
         reqs = [batch.reqs[row] for row in rows]
         positions = on_device([req.parse_state.committed_len for req in reqs], batch.device)
         is_bad = nan_rows(logits)
@@ -437,11 +433,8 @@ class Verifier:
         if asked and not prepared.is_argmax:
             asked.keep(logits)
         tokens, output = prepared.sample(logits, positions)
-        records = [asked.read(logits, tokens)] if asked else []
-        values = tokens.double()
-        if is_empty is not None:
-            values.masked_fill_(is_empty, math.inf)
-        return values.masked_fill_(is_bad, math.nan), output, records
+        records = asked.read(logits, tokens) if asked else None
+        return RowResults(mark_faults(tokens, is_bad, is_empty), records=records), output
 
 
 def _token_rows(
@@ -484,12 +477,12 @@ def _score(
     head: Head | None,
     parts: Sequence[RequestRows],
     logits: torch.Tensor,
-    tokens: torch.Tensor,
+    index: torch.Tensor | None,
     hidden: torch.Tensor | None,
 ) -> torch.Tensor:
     """fp32 [token rows, 4] their ``Head.scores``, 0 without a head, and ``next_likelihoods``."""
     next_ids = [token for part in parts for token in (*part.token_ids[1 : part.num_token_rows], 0)]
-    likelihoods = next_likelihoods(logits, tokens, next_ids)
+    likelihoods = next_likelihoods(logits, index, next_ids)
     if head is None:
         return torch.nn.functional.pad(likelihoods, (2, 0))
     if hidden is not None:

@@ -72,12 +72,19 @@ def certified_server(
         logger.warning(
             "PARSE: %s %s was certified for another %s: %s, this server has %s. The certificate "
             "does not hold here; fix: run sglang-parse calibrate for this server.",
-            *(setting, config.threshold, name, wanted, found),
+            setting,
+            config.threshold,
+            name,
+            wanted,
+            found,
         )
     logger.info(
         "PARSE: threshold %g, certified by %s: with confidence %g at most %g of first drafts have "
         "an error accepted, for requests like those of: %s",
-        *(certificate.threshold, config.threshold, 1 - certificate.delta, certificate.alpha),
+        certificate.threshold,
+        config.threshold,
+        1 - certificate.delta,
+        certificate.alpha,
         certificate.data_set,
     )
     return Certified(fingerprint, certificate, mismatch)

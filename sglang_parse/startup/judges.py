@@ -70,7 +70,11 @@ def _check_models(args: Any, path: str, head: JudgeFile) -> None:
         logger.warning(
             "PARSE: %s %s was trained on drafts of another draft model (%s, this is %s): its "
             "verdicts may be worse here. Fix: %s.",
-            *(SETTING, path, trained.draft, draft, fix),
+            SETTING,
+            path,
+            trained.draft,
+            draft,
+            fix,
         )
 
 

@@ -72,7 +72,9 @@ def _found(args: Any, tokenizer: Any) -> Question:
         "Set another with %s.",
         name,
         f"the chat template has {mark!r}" if has_mark else "no family's question fits better",
-        *(wording.accept, wording.reject, SETTING),
+        wording.accept,
+        wording.reject,
+        SETTING,
     )
     return question
 

@@ -59,6 +59,10 @@ class DriftWatch:
             "PARSE: the verdicts of the last %d first drafts are not those of the %s "
             "(distance %.3f, p %.1g): requests or models have changed, and it may not hold. "
             "Fix: %s on requests like these.",
-            *(WINDOW, self._source, self.distance, found.pvalue, self._fix),
+            WINDOW,
+            self._source,
+            self.distance,
+            found.pvalue,
+            self._fix,
         )
         return True

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from sglang_parse.core import request_telemetry
+from sglang_parse.core.block import NO_TOKEN
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import (
@@ -38,7 +39,7 @@ from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.engine import commit as commit_module
 from sglang_parse.engine.commit import Committer
-from sglang_parse.engine.faults import NO_LOGITS
+from sglang_parse.engine.faults import NO_LOGIT, NO_LOGITS
 from sglang_parse.engine.forward import verify_rows
 from sglang_parse.engine.judge.head import Head
 from sglang_parse.engine.judge.judge import WINDOW, Judge, Verdicts
@@ -646,9 +647,14 @@ def test_an_error_in_a_commit_ends_the_request(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_fault_of_the_logits_is_named():
     one = Round([11, 12, 13, 14])
-    for fault, value in (("NaN in the target model's logits", math.nan), (NO_LOGITS, math.inf)):
+    nan, ignored = "NaN in the target model's logits", [math.nan, 0.0]
+    for fault, token, score in (
+        (nan, NO_TOKEN, 0.0),
+        (NO_LOGITS, NO_LOGIT, 0.0),
+        (nan, 6, math.nan),
+    ):
         result = TargetResult(0, Action.VERIFY, 2, num_tokens=2)
-        result.fill(iter([[5.0], [value]]))
+        result.fill(iter([5.0, token]), iter([ignored, [score, 0.0]]), iter(()), iter(()))
         assert result.fault == fault
         assert commit(one, result) == []
         assert one.state.fault == fault

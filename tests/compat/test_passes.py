@@ -60,12 +60,27 @@ class Launched:
         return forward.ForwardOutput(torch.tensor(logits)[:, None], states, graph=0)
 
     def _measure(self, _batch, parts, logits, _hidden):
+        from sglang_parse.engine.verify import RowResults
+
         self.measured.append(([part.row for part in parts], logits.flatten().tolist()))
-        return torch.cat([logits, logits], 1).double(), []
+        firsts = [
+            sum(len(part.logits_rows) for part in parts[:place]) for place in range(len(parts))
+        ]
+        others = [place for place in range(len(logits)) if place not in firsts]
+        tokens, answers = logits[firsts, 0], logits[others]
+        return RowResults(tokens, tokens[:, None] + 0.5, answers.expand(-1, 2))
 
     def _sample(self, _batch, rows, logits):
+        from sglang_parse.engine.verify import RowResults
+
         self.sampled = (list(rows), logits.flatten().tolist())
-        return logits[: len(rows), 0].double(), None, []
+        return RowResults(logits[: len(rows), 0]), None
+
+    @property
+    def results(self) -> list:
+        """Each request's choices, scores and answers."""
+        found = self.forward.wait()
+        return [(one.target_tokens, one.scores, one.answers) for one in found]
 
     @property
     def values(self) -> list:
@@ -94,6 +109,12 @@ def test_as_few_passes_as_the_limits_allow(monkeypatch, limits: dict, num_rows: 
     assert whole.sampled[0] == DECODING
     assert several.forward.num_rows == 23
     assert torch.equal(several.forward.hidden, whole.forward.hidden)
+    assert several.results == whole.results
+    assert whole.results[:2] == [
+        ([0], [[0.5]], [[2.0, 2.0]]),
+        ([100], [[100.5]], [[102.0, 102.0]]),
+    ]
+    assert whole.results[-1] == ([500], [], [])
     assert Launched(monkeypatch, capture=False, **limits).forward.hidden is None
 
 

@@ -82,12 +82,12 @@ def draft(
     monkeypatch: pytest.MonkeyPatch,
     nan_at: int | None = None,
 ) -> tuple[Any, Runner]:
-    from sglang_parse.engine import broadcast
+    from sglang_parse.engine.drafting import token_by_token
     from sglang_parse.engine.drafting.draft_model import DraftModel
     from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
     from sglang_parse.engine.drafting.token_by_token import TokenChunk
 
-    monkeypatch.setattr(broadcast, "broadcast", lambda values: values)
+    monkeypatch.setattr(token_by_token, "broadcast", lambda values: values)
     model, runner = DraftModel.__new__(DraftModel), Runner(nan_at)
     table = torch.arange(len(reqs) * WIDTH, dtype=torch.int32).view(-1, WIDTH)
     model.draft_runner, model.device, model.req_to_token = runner, "cpu", table

@@ -40,8 +40,8 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from sglang.srt.runtime_context import get_parallel
 
     from sglang_parse import device
-    from sglang_parse.engine import broadcast, eagle, forward, parts, prefill, verify
-    from sglang_parse.engine.drafting import draft_prefill, parallel
+    from sglang_parse.engine import broadcast, eagle, forward, parts, prefill, target, verify
+    from sglang_parse.engine.drafting import draft_prefill, parallel, token_by_token
 
     def async_h2d(values: list, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
@@ -63,7 +63,7 @@ def engine_on_a_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(device, "async_h2d", async_h2d)
     monkeypatch.setattr(device, "async_d2h", async_d2h)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    for module in (broadcast, eagle, parallel, verify):
+    for module in (broadcast, eagle, parallel, target, token_by_token, verify):
         monkeypatch.setattr(module, "broadcast", lambda values: values)
     for module in (parts, prefill):
         monkeypatch.setattr(module, "broadcast_object", lambda value: value)

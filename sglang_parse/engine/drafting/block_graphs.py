@@ -162,7 +162,9 @@ class BlockGraphs(WideGraphs):
         rows = layout.rows(0)
         sizes = graph_sizes_of(rows.num_rows, MAX_DRAFT_ROWS, runner.decode_cuda_graph_capture_bs)
         self.body = BlockBody(
-            *(layout, mask_id, runner.req_to_token_pool.req_to_token),
+            layout,
+            mask_id,
+            runner.req_to_token_pool.req_to_token,
             max_reqs=sizes[-1],
             last_position=runner.model_config.context_len - 1,
         )

@@ -36,12 +36,12 @@ from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows, spans_within
-from sglang_parse.engine.broadcast import broadcast, broadcast_tokens
+from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.drafting.batches import block_batch
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
 from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.draft_prefill import kv_len, prefill_up_to
-from sglang_parse.engine.faults import nan_rows
+from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.forward import max_logits_rows
 from sglang_parse.engine.logits.adjust import adjust
 from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
@@ -246,7 +246,8 @@ class _Blocks:
         # Rows of masks, too: what they propose follows all candidates.
         reqs, known = self._reqs[span.place], self._num_known[span.place]
         adjust(logits, adjusted_rows(reqs, self._width, num_known=known))
-        return broadcast_tokens(self._choose(span, logits, state), is_bad).view(-1, self._width)
+        tokens = mark_faults(self._choose(span, logits, state), is_bad)
+        return broadcast(tokens).view(-1, self._width)
 
     def _choose(self, span: _Span, logits: torch.Tensor, state: ChainState) -> torch.Tensor:
         """int64 [n * width] tokens. Real rows are sampled as one token per forward would be. Mask

@@ -7,13 +7,14 @@ from itertools import takewhile
 
 import torch
 
+from sglang_parse.core.block import NO_TOKEN
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
-from sglang_parse.engine.broadcast import NO_TOKEN, broadcast_tokens
+from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
 from sglang_parse.engine.drafting.draft_model import DecodePlan
 from sglang_parse.engine.drafting.draft_prefill import forward_missing
-from sglang_parse.engine.faults import nan_rows
+from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.logits.adjust import Adjustment
 from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.sglang_types import Req
@@ -83,8 +84,8 @@ def _choose(
     """int64 [n] the next tokens, ``NO_TOKEN`` where logits held a NaN."""
     is_bad = nan_rows(logits)
     if adjustment is None:
-        return broadcast_tokens(sampled.sample(logits, positions)[0], is_bad)
+        return broadcast(mark_faults(sampled.sample(logits, positions)[0], is_bad))
     adjustment.apply(logits)
-    tokens = broadcast_tokens(sampled.sample(logits, positions)[0], is_bad)
+    tokens = broadcast(mark_faults(sampled.sample(logits, positions)[0], is_bad))
     adjustment.advance(tokens.clamp(min=0))
     return tokens

@@ -139,7 +139,7 @@ class Judge:
         self,
         state: RequestState,
         scores: Sequence[Sequence[float]],
-        answers: Sequence[tuple[float, float]],
+        answers: Sequence[Sequence[float]],
         target_tokens: Sequence[int],
     ) -> Verdicts:
         """Verdicts on the prefixes of a request's draft.
@@ -236,7 +236,8 @@ class Judge:
                 "verify pass (below %.1f), so verdicts mean little. Fix: give --parse-question a "
                 "wording that this model answers with the verdict words, or another pair of words "
                 "(such as Yes and No), and take --parse-threshold from sglang-parse calibrate.",
-                *(mean, LOW_VERDICT_MASS),
+                mean,
+                LOW_VERDICT_MASS,
             )
 
     def _watch_matched(self, num_matched: int, num_rejected: int) -> None:
@@ -254,7 +255,10 @@ class Judge:
                 "sglang-parse train-judge; choose another --parse-question or --parse-threshold "
                 "with sglang-parse calibrate; or compare tokens instead with --parse-verification "
                 "token.",
-                *(self.name, rejected, matched, 100 * rejected / matched),
+                self.name,
+                rejected,
+                matched,
+                100 * rejected / matched,
             )
         self._num_matched = self._num_rejected = 0
 
@@ -272,8 +276,11 @@ class Judge:
                 "where --parse-verification token would output %.1f of the same drafts. Fix: "
                 "--parse-verification token; or verdicts on every token (--parse-judge likelihood "
                 "or a head, without --parse-segment), whose refusals cost no step.",
-                *(self.name, rival.tokens / rejections, rival.steps / rejections),
-                *(rival.per_forward, rival.exact_per_forward),
+                self.name,
+                rival.tokens / rejections,
+                rival.steps / rejections,
+                rival.per_forward,
+                rival.exact_per_forward,
             )
         self._rival = Rival()
 

@@ -212,7 +212,8 @@ class EndpointSource(TextSource):
                 "PARSE: no drafts from %s: %s. The target writes without them, and asks again "
                 "from time to time. Fix: see that the server of --parse-draft-url runs and "
                 "answers, or raise --parse-draft-timeout",
-                *(_host(self._config.draft_url), news.fault),
+                _host(self._config.draft_url),
+                news.fault,
             )
         if not self._pause:  # else it was asked before the fault that paused it
             self._pause = min(MAX_PAUSE, FIRST_PAUSE * 4**self._num_faults)
@@ -226,7 +227,8 @@ class EndpointSource(TextSource):
                 "PARSE: a draft from %s is lost: %s. The target writes that answer without it; "
                 "other requests are not affected. More of these are only counted, in "
                 "sglang:parse_source_faults_total",
-                *(_host(self._config.draft_url), fault),
+                _host(self._config.draft_url),
+                fault,
             )
 
     def _recover(self) -> None:
