@@ -25,12 +25,7 @@ import numpy as np
 from scipy import special, stats
 
 from sglang_parse.client.records import BenchError
-from sglang_parse.client.statistics import (
-    Proportion,
-    Separation,
-    paired_difference,
-    upper_bound,
-)
+from sglang_parse.client.statistics import Proportion, Separation, paired_difference, upper_bound
 from sglang_parse.core.certificate import TOKEN, Loss
 from sglang_parse.core.selection import SELECTIONS, select
 from sglang_parse.tasks.collect import GradedDraft

@@ -29,12 +29,7 @@ FILE_MAX_TOKENS = 1024
 
 
 def make_assignment(
-    file: Path | None,
-    grader: str,
-    count: int,
-    max_tokens: int | None,
-    *,
-    is_training: bool = False,
+    file: Path | None, grader: str, count: int, max_tokens: int | None, *, is_training: bool = False
 ) -> Assignment:
     """Loads the file's prompts and their grader, or so many of the demo pair's problems:
     ``is_training`` ones, which no other program grades, or held-out ones."""

@@ -23,11 +23,7 @@ from sglang_parse.train_judge.figures import (
     Scores,
     threshold_at,
 )
-from sglang_parse.train_judge.training import (
-    Trained,
-    likelihood_scores,
-    smallest_logprobs,
-)
+from sglang_parse.train_judge.training import Trained, likelihood_scores, smallest_logprobs
 
 QUESTION, LOGPROB, SMALLEST = "question", "logprob", "smallest_logprob"
 """Readers that need no training, by their keys in judge.json."""

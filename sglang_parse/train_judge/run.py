@@ -30,12 +30,7 @@ from sglang_parse.tasks.assignment import data_set, make_assignment, prompts_ass
 from sglang_parse.tasks.collect import Collector, open_collector
 from sglang_parse.train_judge.data import data_assignment
 from sglang_parse.train_judge.drafts import LabeledDraft, NothingToLearnError, TrainingSet
-from sglang_parse.train_judge.gather import (
-    Given,
-    HiddenStates,
-    gather,
-    gather_later,
-)
+from sglang_parse.train_judge.gather import Given, HiddenStates, gather, gather_later
 from sglang_parse.train_judge.labels import label_by_target, labeled
 from sglang_parse.train_judge.report import sections
 from sglang_parse.train_judge.result import JudgeReport, content, write_weights

@@ -12,12 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from sglang_parse.core.judge import (
-    LIKELIHOOD_BIAS,
-    LIKELIHOOD_SCALARS,
-    Pooling,
-    pooled_scores,
-)
+from sglang_parse.core.judge import LIKELIHOOD_BIAS, LIKELIHOOD_SCALARS, Pooling, pooled_scores
 from sglang_parse.train_judge.drafts import LabeledDraft, NothingToLearnError, TrainingSet
 from sglang_parse.train_judge.figures import Bootstrap, Scores
 from sglang_parse.train_judge.heads import Candidate, Features, HeadWeights
