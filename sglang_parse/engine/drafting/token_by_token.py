@@ -32,9 +32,9 @@ class TokenChunk(DraftChunk):
         """Steps: what they cost does not depend on where drafts end."""
         return self.num_forwards
 
-    def _launch(self, rows: Sequence[int], num_steps: int, before: DraftChunk | None) -> None:
-        model, reqs = self.model, self._reqs(rows)
-        sampled = prepare_rows(model.draft_runner, self.batch, rows)
+    def _launch(self, indices: Sequence[int], num_steps: int, before: DraftChunk | None) -> None:
+        model, reqs = self.model, self._reqs(indices)
+        sampled = prepare_rows(model.draft_runner, self.batch, indices)
         lengths = [[length(req) + step for req in reqs] for step in range(num_steps)]
         plan = DecodePlan.of(model.req_to_token, reqs, lengths)
         if isinstance(before, TokenChunk):
@@ -47,11 +47,11 @@ class TokenChunk(DraftChunk):
         num_sent = 0
         while (step := len(tokens)) < num_steps and not self._ends_a_draft(reqs, tokens[-1]):
             if step == num_steps - STEPS_AHEAD:
-                self._send(rows, tokens)
+                self._send(indices, tokens)
                 num_sent = step
             logits = model.decode(plan, step, tokens[-1].clamp(min=0))
             tokens.append(_choose(sampled, logits, plan.positions[step], adjustment))
-        self._send(rows, tokens[num_sent:])
+        self._send(indices, tokens[num_sent:])
         self._last = tokens[-1]
         self.num_forwards += len(tokens)
         for req in reqs:
