@@ -7,9 +7,14 @@
     python examples/real_pair/readings.py table --out build/real_pair --tokenizer TARGET
 
 ``read`` has both models read the draft model's own answers (the setting "draft" of answers.py),
-into ``readings.jsonl``. ``turn`` lets a PARSE server go on, exactly, where the target would have
-chosen another token: once behind its own choice and once behind the draft's. Where the first answer
-is right and the second is not, accepting that token is a harm (``turns.jsonl``). Both resume.
+into ``readings.jsonl``.
+
+``turn`` finds the token that turns an answer wrong. Of drafts that are wrong where the target's own
+answer (the setting "exact") is right, a PARSE server goes on, exactly, behind the draft's tokens up
+to one that the target would not have chosen; bisection finds the first such token behind which the
+answer is wrong: a harm (``turns.jsonl``). All such tokens before it, and those of drafts that are
+right, are harmless. Both resume.
+
 ``table`` compares readings: the harms that pass at equal numbers of refusals.
 """
 
@@ -17,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
@@ -41,7 +45,6 @@ from sglang_parse.core.strict import CLASSES
 from sglang_parse.tasks.assignment import GraderCommand
 
 Row = dict[str, Any]
-SEED = "the real pair's places"
 WINDOW = 8
 EVERY = (32, 64, 90)
 """Tokens between refusals at which readings are compared."""
@@ -100,12 +103,26 @@ def read(given: argparse.Namespace, console: Console) -> None:
             progress.advance(bar)
 
 
-def places_of(row: Row, number: int) -> list[int]:
-    """A fixed draw of the places where the target would have chosen another token."""
+def places_of(row: Row) -> list[int]:
+    """Where the target would have chosen another token."""
     pairs = zip(row["draft"], row["choice"], strict=True)
-    places = [place for place, (ours, theirs) in enumerate(pairs) if ours != theirs]
-    random.Random(f"{SEED} {key_of(row)}").shuffle(places)
-    return sorted(places[:number])
+    return [place for place, (ours, theirs) in enumerate(pairs) if ours != theirs]
+
+
+def turning_place(places: Sequence[int], is_right: Callable[[int], bool]) -> int:
+    """The first of ``places`` whose token turns a right answer wrong; the last one's is wrong.
+
+    Args:
+        is_right: whether the target's answer is right behind the draft's tokens up to a place.
+    """
+    right, wrong = -1, len(places) - 1
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        if is_right(places[middle]):
+            right = middle
+        else:
+            wrong = middle
+    return places[wrong]
 
 
 def turn(given: argparse.Namespace, console: Console) -> None:
@@ -113,41 +130,48 @@ def turn(given: argparse.Namespace, console: Console) -> None:
     graders = {task: GraderCommand(command) for task, _, command in given.task}
     tokenizer = AutoTokenizer.from_pretrained(given.tokenizer)
     path = given.out / "turns.jsonl"
-    done = {(*key_of(row), row["place"]) for row in read_lines(path)}
-    places = [
-        (row, place)
-        for row in read_lines(given.out / "readings.jsonl")
-        for place in places_of(row, given.places)
-        if (*key_of(row), place) not in done
-    ]
+    done = {*map(key_of, read_lines(path))}
+    scores = {
+        (one["setting"], *key_of(one)): one["right"]
+        for one in read_lines(given.out / "answers.jsonl")
+    }
+    rows = [row for row in read_lines(given.out / "readings.jsonl") if key_of(row) not in done]
+    sound = [row for row in rows if scores["draft", *key_of(row)]]
+    turned = [row for row in rows if row not in sound and scores["exact", *key_of(row)]]
     client = openai.OpenAI(base_url=f"{given.url}/v1", api_key="none", timeout=7200, max_retries=0)
 
-    def text_from(row: Row, start: list[int]) -> str:
-        """The whole answer that begins with ``start``; a start that ends it is the answer."""
-        if start[-1:] == [tokenizer.eos_token_id]:
-            return tokenizer.decode(start[:-1])
-        reply = client.completions.create(
-            model="default",
-            prompt=row["prompt"] + start,
-            temperature=0,
-            max_tokens=max(1, given.max_tokens - len(start)),
-            extra_body={"custom_params": {"parse": {"threshold": 1.5}}},
-        )
-        return tokenizer.decode(start) + reply.choices[0].text
+    def is_right(row: Row, place: int) -> bool:
+        """Whether the target's answer is right that begins with the draft's tokens up to there."""
+        start = row["draft"][: place + 1]
+        if start[-1] == tokenizer.eos_token_id:
+            text = tokenizer.decode(start[:-1])
+        else:
+            reply = client.completions.create(
+                model="default",
+                prompt=row["prompt"] + start,
+                temperature=0,
+                max_tokens=max(1, given.max_tokens - len(start)),
+                extra_body={"custom_params": {"parse": {"threshold": 1.5}}},
+            )
+            text = tokenizer.decode(start) + reply.choices[0].text
+        return bool(graders[row["task"]].grade(items[key_of(row)], text))
 
-    def both(row: Row, place: int) -> list[str]:
-        return [text_from(row, row["draft"][:end]) for end in (place, place + 1)]
+    def find(row: Row) -> int:
+        return turning_place(places_of(row), lambda place: is_right(row, place))
 
     pool = ThreadPoolExecutor(given.concurrency)
     with make_progress(console) as progress, path.open("a", encoding="utf-8") as file:
-        bar = add_bar(progress, "places tried", len(places))
-        futures = {pool.submit(both, *place): place for place in places}
-        for future in as_completed(futures):
-            row, place = futures[future]
+
+        def keep(row: Row, harm: int | None) -> None:
             task, key = key_of(row)
-            own, kept = (graders[task].grade(items[task, key], text) for text in future.result())
-            found = {"task": task, "key": key, "place": place, "right": own, "right_with": kept}
-            print(json.dumps(found), file=file, flush=True)
+            print(json.dumps({"task": task, "key": key, "harm": harm}), file=file, flush=True)
+
+        for row in sound:
+            keep(row, None)
+        bar = add_bar(progress, "turns found", len(turned))
+        futures = {pool.submit(find, row): row for row in turned if places_of(row)}
+        for future in as_completed(futures):
+            keep(futures[future], future.result())
             progress.advance(bar)
 
 
@@ -184,17 +208,23 @@ def strict_places(row: Row, text_of: Callable[[int], str]) -> list[bool]:
 
 def compare(rows: Sequence[Row], turns: Sequence[Row], text_of: Callable[[int], str]) -> Iterator:
     """Figures of every reading, alone and with numbers strict."""
-    lived = [found for found in turns if found["right"]]
-    place_of = {key_of(row): number for number, row in enumerate(rows)}
+    row_of = {key_of(row): number for number, row in enumerate(rows)}
+    seen = [(row_of[key_of(one)], one["harm"]) for one in turns]
     strict = [strict_places(row, text_of) for row in rows]
     for name, reading in READINGS.items():
         values = [np.asarray(reading(row), dtype=float) for row in rows]
         for classes in ((), ("numbers",)):
             if classes:
                 values = [np.where(s, -np.inf, v) for v, s in zip(values, strict, strict=True)]
-            found = [(values[place_of[key_of(one)]][one["place"]], one) for one in lived]
-            harms = np.array([value for value, one in found if not one["right_with"]])
-            harmless = np.array([value for value, one in found if one["right_with"]])
+            harms = np.array([values[i][harm] for i, harm in seen if harm is not None])
+            harmless = np.array(
+                [
+                    values[i][place]
+                    for i, harm in seen
+                    for place in places_of(rows[i])
+                    if harm is None or place < harm
+                ]
+            )
             every = np.sort(np.concatenate(values))
             bounds = {n: every[len(every) // n] for n in EVERY}
             yield {
@@ -202,6 +232,7 @@ def compare(rows: Sequence[Row], turns: Sequence[Row], text_of: Callable[[int], 
                 "strict": list(classes),
                 "auroc": asdict(Separation.of([*harmless], [*harms])),
                 "harms": len(harms),
+                "harmless": len(harmless),
                 "harms_passed": {n: int((harms >= bound).sum()) for n, bound in bounds.items()},
             }
 
@@ -236,7 +267,6 @@ def main() -> None:
         one.add_argument("--task", type=read_task, action="append", required=True)
         for name in flags:
             one.add_argument(f"--{name}", required=True)
-    one.add_argument("--places", type=int, default=6, help="per draft")
     one.add_argument("--concurrency", type=int, default=64)
     one.add_argument("--max-tokens", type=int, default=320)
     last = commands.add_parser("table")

@@ -101,14 +101,20 @@ class SplitKV:
     def extend_attention_fwd(self, *args: Any, **options: Any) -> None:
         """Writes ``out``; what the kernels here do not do is left to SGLang's."""
         call = _Call(*args)
-        (_, num_heads, dim), num_kv_heads = call.q.shape, call.k.shape[1]
-        group, num_reqs = num_heads // num_kv_heads, len(call.qo_indptr) - 1
+        num_heads, num_kv_heads = call.q.shape[1], call.k.shape[1]
+        num_reqs, group = len(call.qo_indptr) - 1, num_heads // num_kv_heads
         num_parts = self._num_parts(num_reqs * num_kv_heads, call.width * group)
         if not self._is_ours(call, options, num_parts):
             self._stock(*call, **options)
             return
-        block_d, rows = triton.next_power_of_2(dim), _block_of(call.width * group)
+        rows = _block_of(call.width * group)
         grid = num_reqs, num_kv_heads * triton.cdiv(call.width * group, rows), num_parts
+        self._attend(call, group, rows, grid)
+        self._combine(call, num_parts)
+
+    def _attend(self, call: _Call, group: int, rows: int, grid: tuple[int, int, int]) -> None:
+        """Attends to each part of the KV by itself."""
+        dim = call.q.shape[2]
         tensors = (call.q, call.k, call.v, call.k_cache, call.v_cache)
         _attend_part[grid](
             *(part for tensor in tensors for part in (tensor, tensor.stride(0), tensor.stride(1))),
@@ -122,13 +128,16 @@ class SplitKV:
             call.width,
             group,
             dim,
-            block_d,
+            triton.next_power_of_2(dim),
             rows,
             TILE,
             num_warps=WARPS,
             num_stages=STAGES,
         )
-        num_items = len(call.q) * num_heads
+
+    def _combine(self, call: _Call, num_parts: int) -> None:
+        num_tokens, num_heads, dim = call.q.shape
+        num_items = num_tokens * num_heads
         _combine[(triton.cdiv(num_items, _COMBINED),)](
             self._partial,
             self._lse,
@@ -138,7 +147,7 @@ class SplitKV:
             num_items,
             num_heads,
             dim,
-            block_d,
+            triton.next_power_of_2(dim),
             num_parts,
             _COMBINED,
         )

@@ -107,19 +107,11 @@ def graded(bench_run: BenchRun, items: Sequence[Item], grade: Grader) -> BenchRu
 def trace_answers(
     server: Endpoint,
     items: Sequence[Item],
-    *,
-    options: Mapping[str, Any] | None = None,
-    model: str = MODEL_NAME,
-    max_tokens: int = MAX_TOKENS,
+    asking: Asking = Asking(),  # noqa: B008 - frozen
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[Traced]:
-    """Answers ``items`` with traces, one at a time, and with more options."""
-    asking = Asking(
-        model=model,
-        max_tokens=max_tokens,
-        parse={**(options or {}), "trace": True},
-        wants_tokens=True,
-    )
+    """Answers ``items`` with traces, one at a time."""
+    asking = replace(asking, parse={**asking.parse, "trace": True}, wants_tokens=True)
     answers = ask(server, items, range(len(items)), asking=asking, on_answer=on_answer).answers
     return [Traced(items[a.problem].text, a.token_ids, a.parse) for a in answers]
 

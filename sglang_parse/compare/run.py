@@ -238,9 +238,7 @@ class Runner:
         chosen = sorted(rejected, key=lambda a: (not a.score, a.parse["rounds"]))[:MAX_TRACES]
         with self._pool.awake(PARSE) as (endpoint,):
             for answer in chosen or own[:1]:
-                (traced,) = trace_answers(
-                    endpoint, [items[answer.problem]], model=self._asking.model
-                )
+                (traced,) = trace_answers(endpoint, [items[answer.problem]], self._asking)
                 if any(
                     record["accepted_len"] < max(record["prefix_ends"], default=0)
                     for record in traced.parse["trace"]

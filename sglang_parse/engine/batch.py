@@ -15,7 +15,7 @@ from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 def select_requests(
     batch: ScheduleBatch,
-    rows: Sequence[int],
+    indices: Sequence[int],
     seq_lens: Sequence[int],
     input_ids: Sequence[int] | torch.Tensor | None,
 ) -> ScheduleBatch:
@@ -25,15 +25,15 @@ def select_requests(
     because PARSE does both after the forward.
 
     Args:
-        rows: [n] indices into ``batch.reqs``.
+        indices: [n] indices into ``batch.reqs``.
         seq_lens: [n] lengths with the new rows included.
         input_ids: the new rows' tokens, requests concatenated; a tensor is on the device; None
             if the caller sets them.
     """
     view = copy.copy(batch)
-    view.reqs = [batch.reqs[row] for row in rows]
-    if [*rows] != [*range(len(batch.reqs))]:
-        view.req_pool_indices = batch.req_pool_indices[on_device(rows, batch.device)]
+    view.reqs = [batch.reqs[i] for i in indices]
+    if [*indices] != [*range(len(batch.reqs))]:
+        view.req_pool_indices = batch.req_pool_indices[on_device(indices, batch.device)]
     view.seq_lens_cpu = torch.tensor(seq_lens)
     view.seq_lens = on_device(seq_lens, batch.device)
     view.seq_lens_sum = sum(seq_lens)

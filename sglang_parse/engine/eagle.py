@@ -68,12 +68,12 @@ class HeadExtend:
     """Output tokens of one request.
 
     Attributes:
-        row: index of the request in the scheduler's batch.
+        index: the request's, in the scheduler's batch.
         token_ids: [n >= 1] the tokens.
         hidden: [>= n, width] the target's hidden states of its rows; the first n led to the tokens.
     """
 
-    row: int
+    index: int
     token_ids: Sequence[int]
     hidden: torch.Tensor
 
@@ -165,13 +165,13 @@ class EagleDecoder(EagleHead):
             return
         hidden = self._read(hidden)
         accepted = [
-            HeadExtend(result.row, emitted[result.row], self._rows_of(result, hidden))
+            HeadExtend(result.index, emitted[result.index], self._rows_of(result, hidden))
             for result in results
-            if emitted[result.row] and batch.reqs[result.row].parse_state.policy.uses_eagle
+            if emitted[result.index] and batch.reqs[result.index].parse_state.policy.uses_eagle
         ]
         if not accepted:
             return
-        reqs = [batch.reqs[part.row] for part in accepted]
+        reqs = [batch.reqs[part.index] for part in accepted]
         for req in reqs:
             req.parse_state.eagle = None  # until the forward below has succeeded
         with self._guard.contain(reqs, model=EAGLE_HEAD):
@@ -203,7 +203,7 @@ class EagleDecoder(EagleHead):
             for token in (*part.token_ids, *[0] * (num_rows - length))
         ]
         last_rows = [i * num_rows + length - 1 for i, length in enumerate(lens)]
-        view = select_requests(batch, [part.row for part in accepted], starts, None)
+        view = select_requests(batch, [part.index for part in accepted], starts, None)
         view.out_cache_loc = slots_of(batch, reqs, [(at, at + num_rows) for at in starts])
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         num_kept = on_device(lens, batch.device, torch.int32)
@@ -242,7 +242,7 @@ class EagleDecoder(EagleHead):
                 *part.token_ids[:-1],
             )
         ]
-        view = select_requests(batch, [part.row for part in accepted], ends, ids)
+        view = select_requests(batch, [part.index for part in accepted], ends, ids)
         view.out_cache_loc = slots_of(batch, reqs, zip(starts, ends, strict=True))
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         view.forward_mode = ForwardMode.EXTEND
@@ -269,26 +269,26 @@ class EagleDecoder(EagleHead):
                     output.topk_p[place], output.topk_index[place], output.hidden_states[place]
                 )
 
-    def propose(self, batch: ScheduleBatch, rows: Sequence[int]) -> dict[int, list[int]]:
+    def propose(self, batch: ScheduleBatch, indices: Sequence[int]) -> dict[int, list[int]]:
         """Proposes the target's next tokens, at most as many as were planned, and as the request
         may still output.
 
         Returns:
             Index into the batch -> token ids; empty where the head failed.
         """
-        proposals: dict[int, list[int]] = {row: [] for row in rows}
-        reqs = [batch.reqs[row] for row in rows]
+        proposals: dict[int, list[int]] = {i: [] for i in indices}
+        reqs = [batch.reqs[i] for i in indices]
         if reqs:
             with self._guard.contain(reqs, model=EAGLE_HEAD, ends_failures=True):
-                tokens = broadcast(self._propose(batch, rows).to(torch.int64)).tolist()
-                for row, req, chain in zip(rows, reqs, tokens, strict=True):
-                    proposals[row] = chain[: chain_len(req, len(chain))]
+                tokens = broadcast(self._propose(batch, indices).to(torch.int64)).tolist()
+                for i, req, chain in zip(indices, reqs, tokens, strict=True):
+                    proposals[i] = chain[: chain_len(req, len(chain))]
         return proposals
 
-    def _propose(self, batch: ScheduleBatch, rows: Sequence[int]) -> torch.Tensor:
-        reqs = [batch.reqs[row] for row in rows]
+    def _propose(self, batch: ScheduleBatch, indices: Sequence[int]) -> torch.Tensor:
+        reqs = [batch.reqs[i] for i in indices]
         committed = [req.parse_state.committed_len for req in reqs]
-        view = select_requests(batch, rows, committed, None)
+        view = select_requests(batch, indices, committed, None)
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         view.forward_mode = ForwardMode.DECODE
         states: list[Any] = [req.parse_state.eagle for req in reqs]

@@ -35,7 +35,7 @@ class RequestRows:
     (0, 1, 2, 3, 4, 7, 10), the first 5 of them token rows.
 
     Attributes:
-        row: index of the request in the scheduler's batch.
+        index: the request's, in the scheduler's batch.
         layout: positions and visibility of the rows.
         token_ids: [layout.num_rows] input ids.
         logits_rows: rows that need logits: first those whose next token is needed, then the
@@ -43,7 +43,7 @@ class RequestRows:
         num_token_rows: how many of them are of the first kind.
     """
 
-    row: int
+    index: int
     layout: RequestLayout
     token_ids: list[int]
     logits_rows: tuple[int, ...]
@@ -55,15 +55,15 @@ class RequestRows:
         return self.logits_rows[: self.num_token_rows]
 
 
-def decode_rows(row: int, req: Req, proposed: Sequence[int] = ()) -> RequestRows:
+def decode_rows(index: int, req: Req, proposed: Sequence[int] = ()) -> RequestRows:
     """The anchor and what an EAGLE-3 head proposes after it, with logits for all of them."""
     num_rows = 1 + len(proposed)
     layout = RequestLayout(prefix_len=req.parse_state.committed_len, num_draft_rows=num_rows)
     ids = [req.parse_state.output_ids[-1], *proposed]
-    return RequestRows(row, layout, ids, tuple(range(num_rows)), num_rows)
+    return RequestRows(index, layout, ids, tuple(range(num_rows)), num_rows)
 
 
-def verify_rows(row: int, req: Req) -> RequestRows:
+def verify_rows(index: int, req: Req) -> RequestRows:
     """The anchor, the draft up to its last prefix, and the questions.
 
     The target's choice is needed after the anchor and after every draft token, because each of them
@@ -86,7 +86,7 @@ def verify_rows(row: int, req: Req) -> RequestRows:
     for _, question in asked:
         ids.extend(question)
     token_rows = tuple(range(num_draft_rows))
-    return RequestRows(row, layout, ids, token_rows + layout.verdict_rows, num_draft_rows)
+    return RequestRows(index, layout, ids, token_rows + layout.verdict_rows, num_draft_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +170,9 @@ def _batch_view(
     layout: VerifyLayout,
     spec_info: ParseVerifyInput,
 ) -> ScheduleBatch:
-    rows = [part.row for part in parts]
+    indices = [part.index for part in parts]
     ids = [token for part in parts for token in part.token_ids]
-    view = select_requests(batch, rows, [r.kv_len for r in layout.requests], ids)
+    view = select_requests(batch, indices, [r.kv_len for r in layout.requests], ids)
     spans = [(r.prefix_len, r.kv_len) for r in layout.requests]
     view.out_cache_loc = slots_of(batch, view.reqs, spans)
     view.extend_lens = [r.num_rows for r in layout.requests]

@@ -70,26 +70,26 @@ def _begin_answers(
 
     Args:
         first_ids: [requests] what the target chose.
-        given: by row, what a client gave instead.
+        given: by index, what a client gave instead.
     """
-    for row, (req, first_id) in enumerate(zip(batch.reqs, first_ids, strict=True)):
+    for i, (req, first_id) in enumerate(zip(batch.reqs, first_ids, strict=True)):
         state = req.parse_state
         if fault := fault_of([first_id]):
             state.fail(fault)
         if not state.fault and req is not batch.chunked_req:
             with contain_request(state, "its first draft"):
-                engine.committer.begin(req, given.get(row, first_id))
+                engine.committer.begin(req, given.get(i, first_id))
         if state.fault:
             end_request(req, state.fault)
 
 
 def _give_first_tokens(batch: ScheduleBatch, result: Any) -> dict[int, int]:
-    """Replaces the first tokens of answers that a client gave; returns them by row."""
+    """Replaces the first tokens of answers that a client gave; returns them by index."""
     given: dict[int, int] = {}
-    for row, req in enumerate(batch.reqs):
+    for i, req in enumerate(batch.reqs):
         ids = req.parse_state.policy.draft_token_ids
         if not ids or req.output_ids or req is batch.chunked_req:
             continue
         if num_allowed(req, ids[:1]):
-            given[row] = result.next_token_ids[row] = ids[0]
+            given[i] = result.next_token_ids[i] = ids[0]
     return given

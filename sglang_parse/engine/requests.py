@@ -139,9 +139,9 @@ def sequence_slice(req: Req, start: int, end: int, draft: Sequence[int] = ()) ->
     return ids
 
 
-def rows_by_action(reqs: Sequence[Req]) -> Mapping[Action, list[int]]:
+def indices_by_action(reqs: Sequence[Req]) -> Mapping[Action, list[int]]:
     """Indices into ``reqs`` by action, in order; a list for every action."""
-    rows: dict[Action, list[int]] = {action: [] for action in Action}
-    for row, req in enumerate(reqs):
-        rows[req.parse_state.action].append(row)
-    return rows
+    indices: dict[Action, list[int]] = {action: [] for action in Action}
+    for i, req in enumerate(reqs):
+        indices[req.parse_state.action].append(i)
+    return indices

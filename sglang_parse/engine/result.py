@@ -49,7 +49,7 @@ class PendingResult(GenerationBatchResult):
         lens = [len(tokens) for tokens in emitted]
         stride = max(1, *lens)
         if batch.return_logprob:
-            kept = {row: tokens[: lens[row]] for row, tokens in logprobs.items() if tokens}
+            kept = {i: tokens[: lens[i]] for i, tokens in logprobs.items() if tokens}
             write_logprobs(self.logits_output, batch.reqs, kept, stride)
         flat: list[int] = []
         for tokens in emitted:

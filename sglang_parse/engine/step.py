@@ -27,7 +27,7 @@ from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.faults import end_request
 from sglang_parse.engine.logits.logprobs import TokenLogprobs
 from sglang_parse.engine.parts import Engine
-from sglang_parse.engine.requests import is_gone, rows_by_action
+from sglang_parse.engine.requests import indices_by_action, is_gone
 from sglang_parse.engine.result import PendingResult
 from sglang_parse.engine.schedule import free_slots
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
@@ -67,9 +67,9 @@ class Step:
         """
         if before is None:
             self.engine.timer.scheduler(len(self.batch.reqs))
-        rows = rows_by_action(self.batch.reqs)  # the plan, made by ``Schedule.apply``
-        self._draft(rows, before.chunk if before else None)
-        self._verify(rows, before.forward if before else None)
+        by_action = indices_by_action(self.batch.reqs)  # the plan, made by ``Schedule.apply``
+        self._draft(by_action, before.chunk if before else None)
+        self._verify(by_action, before.forward if before else None)
 
     def finish(self) -> None:
         self._finish_draft()
@@ -80,9 +80,9 @@ class Step:
 
     # -- launch -----------------------------------------------------------------
 
-    def _draft(self, rows: Mapping[Action, Sequence[int]], before: DraftChunk | None) -> None:
+    def _draft(self, by_action: Mapping[Action, Sequence[int]], before: DraftChunk | None) -> None:
         engine, drafter = self.engine, self.engine.drafter
-        drafting = self._prefill_drafts(drafter, rows[Action.DRAFT]) if drafter else ()
+        drafting = self._prefill_drafts(drafter, by_action[Action.DRAFT]) if drafter else ()
         if drafter is None or not drafting:
             return
         self.chunk, reqs = drafter.start(self.batch, drafting, before), self._reqs(drafting)
@@ -90,27 +90,29 @@ class Step:
         with engine.draft_guard.contain(filter(is_drafting, reqs), ends_failures=True):
             self.chunk.launch(self.draft_chunk, before)
             self.result.can_run_cuda_graph = drafter.model.replays
-        if rows[Action.EAGLE_DECODE] or not drafter.model.runs_ahead:
+        if by_action[Action.EAGLE_DECODE] or not drafter.model.runs_ahead:
             self._finish_draft()
 
-    def _prefill_drafts(self, drafter: Drafter, rows: Sequence[int]) -> Sequence[int]:
-        """Prefills what the draft model lacks; returns the rows that can draft now."""
-        reqs, engine = self._reqs(rows), self.engine
+    def _prefill_drafts(self, drafter: Drafter, indices: Sequence[int]) -> Sequence[int]:
+        """Prefills what the draft model lacks; returns those that can draft now."""
+        reqs, engine = self._reqs(indices), self.engine
         with engine.draft_guard.contain(reqs):
             with engine.timer.start() as watch:
                 num_prefilled = drafter.prefill_missing(reqs)
             if any(num_prefilled):
                 engine.timer.draft_prefill(watch, reqs, num_prefilled)
-            return [row for row, req in zip(rows, reqs, strict=True) if is_prefilled(req)]
+            return [i for i, req in zip(indices, reqs, strict=True) if is_prefilled(req)]
         return []
 
-    def _verify(self, rows: Mapping[Action, Sequence[int]], before: TargetForward | None) -> None:
+    def _verify(
+        self, by_action: Mapping[Action, Sequence[int]], before: TargetForward | None
+    ) -> None:
         engine, proposals = self.engine, dict[int, list[int]]()
-        if engine.eagle is not None and rows[Action.EAGLE_DECODE]:
+        if engine.eagle is not None and by_action[Action.EAGLE_DECODE]:
             with self._head_watch:
-                proposals = engine.eagle.propose(self.batch, rows[Action.EAGLE_DECODE])
+                proposals = engine.eagle.propose(self.batch, by_action[Action.EAGLE_DECODE])
         self._forward_watch.start()
-        self.forward = engine.verifier.launch(self.batch, rows, proposals, before)
+        self.forward = engine.verifier.launch(self.batch, by_action, proposals, before)
         if self.forward is not None:
             self.result.can_run_cuda_graph = self.forward.replays
             engine.counters.count("verify_passes_total", self.forward.num_passes)
@@ -125,7 +127,7 @@ class Step:
         chunk.wait()
         if chunk.made is not None:  # nothing, if its launch failed
             self._chunk_watch.stop(chunk.made)
-            self.engine.timer.draft(self._chunk_watch, self._reqs(chunk.rows), chunk)
+            self.engine.timer.draft(self._chunk_watch, self._reqs(chunk.indices), chunk)
         masks = chunk.layout.masks.value
         self.engine.counters.count("draft_forward_passes_total", chunk.num_forwards, masks)
 
@@ -137,9 +139,9 @@ class Step:
             return accepted
         results = forward.wait()
         for result in results:
-            if not is_gone(reqs[result.row]):
-                one = accepted[result.row] = engine.committer.accept(reqs[result.row], result)
-                self._logprobs[result.row] = result.logprobs_of(one.tokens)
+            if not is_gone(reqs[result.index]):
+                one = accepted[result.index] = engine.committer.accept(reqs[result.index], result)
+                self._logprobs[result.index] = result.logprobs_of(one.tokens)
         self.result.logits_output = forward.output
         self._forward_watch.stop(forward.made)
         tokens = [one.tokens for one in accepted]
@@ -162,15 +164,15 @@ class Step:
     def _output(self, accepted: Sequence[Accepted]) -> None:
         engine, emitted, now = self.engine, [one.tokens for one in accepted], time.perf_counter()
         engine.observe(engine.timer.take_stages(), self._keys, emitted)
-        for row, req in enumerate(self.batch.reqs):
+        for i, req in enumerate(self.batch.reqs):
             if is_gone(req):
                 continue
             if req.parse_state.fault:
                 end_request(req, req.parse_state.fault)
-                emitted[row] = ()
-            elif emitted[row]:
+                emitted[i] = ()
+            elif emitted[i]:
                 engine.counters.observe_output(req.parse_state, now)
         self.result.fill(self.batch, emitted, self._logprobs)
 
-    def _reqs(self, rows: Sequence[int]) -> list[Req]:
-        return [self.batch.reqs[row] for row in rows]
+    def _reqs(self, indices: Sequence[int]) -> list[Req]:
+        return [self.batch.reqs[i] for i in indices]

@@ -75,8 +75,8 @@ class TargetModel:
         logits = result.logits_output.next_token_logits
         is_bad, is_empty = nan_rows(logits), None
         adjusted = [
-            LogitsRows(req, row, before=req.output_ids)
-            for row, req in enumerate(batch.reqs)
+            LogitsRows(req, i, before=req.output_ids)
+            for i, req in enumerate(batch.reqs)
             if is_adjusted(req)
         ]
         if adjusted:
@@ -89,21 +89,21 @@ class TargetModel:
         return PrefillForward(result, HostCopy(tokens))
 
     def decode(
-        self, batch: ScheduleBatch, rows: Sequence[int], last_ids: torch.Tensor | None = None
+        self, batch: ScheduleBatch, indices: Sequence[int], last_ids: torch.Tensor | None = None
     ) -> ModelRunnerOutput:
         """Runs an ordinary decode forward of some requests.
 
         Args:
-            rows: [n] indices into its requests.
+            indices: [n] which of its requests.
             last_ids: int64 [n] their last output tokens, while only the device has them.
 
         Returns:
             SGLang's output: logits [n, vocab] and, if captured, hidden states [n, width].
         """
         forward_batch = ForwardBatch.init_new(
-            _decode_view(batch, rows, last_ids),
+            _decode_view(batch, indices, last_ids),
             self.runner,
-            capture_hidden_mode=_capture_mode([batch.reqs[row] for row in rows]),
+            capture_hidden_mode=_capture_mode([batch.reqs[i] for i in indices]),
             return_hidden_states_before_norm=False,
         )
         return self.runner.forward(forward_batch)
@@ -114,12 +114,12 @@ def _capture_mode(reqs: Sequence[Req]) -> CaptureHiddenMode | None:
 
 
 def _decode_view(
-    batch: ScheduleBatch, rows: Sequence[int], last_ids: torch.Tensor | None
+    batch: ScheduleBatch, indices: Sequence[int], last_ids: torch.Tensor | None
 ) -> ScheduleBatch:
-    states = [batch.reqs[row].parse_state for row in rows]
+    states = [batch.reqs[i].parse_state for i in indices]
     lengths = [state.committed_len + 1 for state in states]
     ids = [state.output_ids[-1] for state in states] if last_ids is None else last_ids
-    view = select_requests(batch, rows, lengths, ids)
+    view = select_requests(batch, indices, lengths, ids)
     table = batch.req_to_token_pool.req_to_token
     view.out_cache_loc = table[view.req_pool_indices, view.seq_lens - 1].to(torch.int64)
     view.forward_mode = ForwardMode.DECODE

@@ -169,8 +169,8 @@ class StageTimer:
             head: what an EAGLE-3 head proposed before it, and read after it.
             tokens: per request of ``reqs`` its output tokens.
         """
-        states = [reqs[result.row].parse_state for result in results]
-        decoded = [tokens[x.row] for x in results if x.action is not Action.VERIFY]
+        states = [reqs[result.index].parse_state for result in results]
+        decoded = [tokens[x.index] for x in results if x.action is not Action.VERIFY]
         num_decoding, num_decoded = len(decoded), sum(map(len, decoded))
         head_stage = "draft" if any(result.is_chain for result in results) else "decode"
 

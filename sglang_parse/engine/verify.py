@@ -42,7 +42,7 @@ class TargetResult:
     """One request's part of a target forward, and its result once ``TargetForward.wait`` has it.
 
     Attributes:
-        row: index of the request in the scheduler's batch.
+        index: the request's, in the scheduler's batch.
         action: VERIFY (a draft), EAGLE_DECODE (a proposal) or DECODE.
         num_rows: its rows of the forward; ``num_tokens``: those with a choice of the target;
             ``num_answers``: those with the answer to a question.
@@ -60,7 +60,7 @@ class TargetResult:
             adjusted ones nothing finite.
     """
 
-    row: int
+    index: int
     action: Action = Action.DECODE
     num_rows: int = 1
     num_tokens: int = 1
@@ -81,7 +81,7 @@ class TargetResult:
         num_tokens = part.num_token_rows
         num_answers = len(part.logits_rows) - num_tokens
         proposed = part.token_ids[1:] if action is Action.EAGLE_DECODE else ()
-        return cls(part.row, action, part.layout.num_rows, num_tokens, num_answers, proposed)
+        return cls(part.index, action, part.layout.num_rows, num_tokens, num_answers, proposed)
 
     @property
     def is_round(self) -> bool:
@@ -160,7 +160,7 @@ class TargetForward:
         made: see ``HostCopy``.
         num_passes: verify passes it took.
         is_decode_only: an ordinary decode step, whose tokens may stay in flight.
-        decode_rows: indices into the batch of the requests that decode; ``decoding``: these.
+        decode_indices: indices into the batch of the requests that decode; ``decoding``: these.
         num_rows: rows of all requests; ``num_verify_rows``: of those whose drafts are verified.
     """
 
@@ -181,8 +181,8 @@ class TargetForward:
         self.hidden, self.replays, self.num_passes = hidden, replays, num_passes
         self.output = output
         self.is_decode_only = is_decode_only
-        self.decode_rows = [part.row for part in results if part.action is Action.DECODE]
-        self.decoding = [reqs[row] for row in self.decode_rows]
+        self.decode_indices = [part.index for part in results if part.action is Action.DECODE]
+        self.decoding = [reqs[i] for i in self.decode_indices]
         self.num_rows = sum(part.num_rows for part in results)
         verified = (part for part in results if part.action is not Action.DECODE)
         self.num_verify_rows = sum(part.num_rows for part in verified)
@@ -193,7 +193,7 @@ class TargetForward:
         self.made = self._on_host.made
         start = 0
         for result in results:
-            req = reqs[result.row]
+            req = reqs[result.index]
             result.start, start = start, start + result.num_rows
             if hidden is not None and req.parse_state.policy.keep_hidden_states:
                 result.hidden = hidden[result.hidden_rows]
@@ -254,39 +254,39 @@ class Verifier:
     def launch(
         self,
         batch: ScheduleBatch,
-        rows: Mapping[Action, Sequence[int]],
+        by_action: Mapping[Action, Sequence[int]],
         proposals: Mapping[int, Sequence[int]],
         before: TargetForward | None,
     ) -> TargetForward | None:
         """The target's part of an iteration, if it has one.
 
         Args:
-            rows: indices into the batch by action; ``proposals``: see ``verify``.
+            by_action: indices into the batch; ``proposals``: see ``verify``.
             before: the forward launched last, while it is in flight.
         """
-        decoding = rows[Action.DECODE]
-        if rows[Action.VERIFY] or rows[Action.EAGLE_DECODE]:
-            return self.verify(batch, rows[Action.VERIFY], proposals, decoding)
+        decoding = by_action[Action.DECODE]
+        if by_action[Action.VERIFY] or by_action[Action.EAGLE_DECODE]:
+            return self.verify(batch, by_action[Action.VERIFY], proposals, decoding)
         if not decoding:
             return None
-        last_ids = before.last_tokens([batch.reqs[row] for row in decoding]) if before else None
+        last_ids = before.last_tokens([batch.reqs[i] for i in decoding]) if before else None
         return self.decode(batch, decoding, last_ids)
 
     def decode(
-        self, batch: ScheduleBatch, rows: Sequence[int], last_ids: torch.Tensor | None = None
+        self, batch: ScheduleBatch, indices: Sequence[int], last_ids: torch.Tensor | None = None
     ) -> TargetForward:
-        """An ordinary decode step of the requests ``rows``.
+        """An ordinary decode step of the requests ``indices``.
 
         Args:
             last_ids: int64 [n] their last output tokens, while only the device has them.
         """
-        decoded = self.target.decode(batch, rows, last_ids)
+        decoded = self.target.decode(batch, indices, last_ids)
         logits_output = decoded.logits_output
-        results, output = self._sample(batch, rows, logits_output.next_token_logits)
-        for row in rows:
-            batch.reqs[row].parse_state.launch_decode()
+        results, output = self._sample(batch, indices, logits_output.next_token_logits)
+        for i in indices:
+            batch.reqs[i].parse_state.launch_decode()
         return TargetForward(
-            [*map(TargetResult, rows)],
+            [*map(TargetResult, indices)],
             [results],
             batch.reqs,
             hidden=logits_output.hidden_states,
@@ -311,9 +311,9 @@ class Verifier:
         """
         reqs = batch.reqs
         parts = [
-            *(verify_rows(row, reqs[row]) for row in drafted),
-            *(decode_rows(row, reqs[row], proposed) for row, proposed in proposals.items()),
-            *(decode_rows(row, reqs[row]) for row in decoding),
+            *(verify_rows(i, reqs[i]) for i in drafted),
+            *(decode_rows(i, reqs[i], proposed) for i, proposed in proposals.items()),
+            *(decode_rows(i, reqs[i]) for i in decoding),
         ]
         actions = [Action.VERIFY] * len(drafted) + [Action.EAGLE_DECODE] * len(proposals)
         actions += [Action.DECODE] * len(decoding)
@@ -339,7 +339,7 @@ class Verifier:
     ) -> PassOutputs:
         """Runs the forwards of ``parts``, those to decode last."""
         runner, done = self.target.runner, PassOutputs()
-        capture = needs_hidden_states([batch.reqs[part.row] for part in parts])
+        capture = needs_hidden_states([batch.reqs[part.index] for part in parts])
         capture = capture or (self._captures and Action.VERIFY in actions)
         for span in forward_spans(runner, parts):
             output = run_forward(
@@ -407,8 +407,8 @@ class Verifier:
             index: int64 the token rows; None if all are.
             asked: rows that are read afterwards.
         """
-        rows = [part.row for part in parts for _ in part.token_rows]
-        prepared = prepare_rows(self.target.runner, batch, rows)
+        indices = [part.index for part in parts for _ in part.token_rows]
+        prepared = prepare_rows(self.target.runner, batch, indices)
         if prepared.is_argmax:  # of all rows: selecting first would copy the logits
             return logits.argmax(dim=-1)
         if asked:
@@ -421,15 +421,15 @@ class Verifier:
         return choices.index_copy_(0, index, prepared.sample(logits[index], positions)[0])
 
     def _sample(
-        self, batch: ScheduleBatch, rows: Sequence[int], logits: torch.Tensor
+        self, batch: ScheduleBatch, indices: Sequence[int], logits: torch.Tensor
     ) -> tuple[RowResults, LogitsProcessorOutput]:
         """Samples decode rows; returns the sampler's output, too."""
-        reqs = [batch.reqs[row] for row in rows]
+        reqs = [batch.reqs[i] for i in indices]
         positions = on_device([req.parse_state.committed_len for req in reqs], batch.device)
         is_bad = nan_rows(logits)
         is_empty = adjust(logits, _decode_rows(reqs, is_adjusted))
         asked = LogprobRows.of(_decode_rows(reqs, asks_logprobs), batch.reqs, logits.device)
-        prepared = prepare_rows(self.target.runner, batch, rows)
+        prepared = prepare_rows(self.target.runner, batch, indices)
         if asked and not prepared.is_argmax:
             asked.keep(logits)
         tokens, output = prepared.sample(logits, positions)
@@ -443,7 +443,7 @@ def _token_rows(
     """Token rows, among the parts' logits, of the requests that belong."""
     found, start = [], 0
     for part in parts:
-        req, count = reqs[part.row], part.num_token_rows
+        req, count = reqs[part.index], part.num_token_rows
         if belongs(req):
             drafted = part.token_ids[1:count]
             found.append(LogitsRows(req, start, count, req.parse_state.output_ids, drafted))

@@ -13,7 +13,7 @@ import httpx
 from rich.console import Console
 
 from sglang_parse.client import conditions
-from sglang_parse.client.ask import trace_answers
+from sglang_parse.client.ask import Asking, trace_answers
 from sglang_parse.client.program import write_json
 from sglang_parse.client.prompts import prompts_for
 from sglang_parse.client.records import BenchError, Item, one_object
@@ -42,10 +42,8 @@ def load_answers(settings: ExplainSettings, on_answer: Callable[[], None]) -> li
     options: dict[str, Any] = {"drafting": "always"}
     if settings.threshold is not None:
         options["threshold"] = settings.threshold
-    limit = settings.max_tokens
-    return found + trace_answers(
-        server, items, options=options, model=MODEL, max_tokens=limit, on_answer=on_answer
-    )
+    asking = Asking(model=MODEL, max_tokens=settings.max_tokens, parse=options)
+    return found + trace_answers(server, items, asking, on_answer)
 
 
 def read(path: Path) -> list[Traced]:

@@ -415,8 +415,8 @@ def test_a_head_follows_what_was_written(
         )
     hidden, middle = torch.zeros(sum(num_rows), 48, device=GPU), num_rows[0]
     results = [
-        SimpleNamespace(row=0, action=action, hidden_rows=slice(0, middle)),
-        SimpleNamespace(row=2, action=action, hidden_rows=slice(middle, sum(num_rows))),
+        SimpleNamespace(index=0, action=action, hidden_rows=slice(0, middle)),
+        SimpleNamespace(index=2, action=action, hidden_rows=slice(middle, sum(num_rows))),
     ]
     emitted = [(5, 6), (), (7,)]
     for req, tokens in zip(batch.reqs, emitted, strict=True):

@@ -53,8 +53,8 @@ class Launched:
 
     def _run_forward(self, _target, _batch, parts, *, is_masked: bool, capture: bool):
         assert is_masked
-        logits = [100 * part.row + row for part in parts for row in part.logits_rows]
-        hidden = [100 * part.row + row for part in parts for row in range(part.layout.num_rows)]
+        logits = [100 * part.index + row for part in parts for row in part.logits_rows]
+        hidden = [100 * part.index + row for part in parts for row in range(part.layout.num_rows)]
         self.num_rows.append(len(hidden))
         states = torch.tensor(hidden)[:, None] if capture else None
         return forward.ForwardOutput(torch.tensor(logits)[:, None], states, graph=0)
@@ -62,7 +62,7 @@ class Launched:
     def _measure(self, _batch, parts, logits, _hidden):
         from sglang_parse.engine.verify import RowResults
 
-        self.measured.append(([part.row for part in parts], logits.flatten().tolist()))
+        self.measured.append(([part.index for part in parts], logits.flatten().tolist()))
         firsts = [
             sum(len(part.logits_rows) for part in parts[:place]) for place in range(len(parts))
         ]

@@ -95,7 +95,7 @@ def test_fields_of_a_request(server: Remote):
 
 
 def test_a_trace_is_asked_for(server: Remote):
-    (traced,) = trace_answers(server, PROBLEMS[:1], options={"threshold": 0.9})
+    (traced,) = trace_answers(server, PROBLEMS[:1], Asking(parse={"threshold": 0.9}))
     assert (traced.prompt, traced.output_ids) == ("problem 0", (7, 8))
     assert traced.parse == {"mode": "parse", "rounds": 1}
     (answer,) = ask(server, PROBLEMS, [0]).answers

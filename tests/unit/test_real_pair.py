@@ -83,13 +83,21 @@ def test_means():
     assert readings.means([8, *[0] * 7, 16]) == pytest.approx([8 / n for n in range(1, 9)] + [2])
 
 
-def test_places_are_the_same_each_time():
-    row = {"task": "sums", "key": "1", "draft": [*range(20)], "choice": [0, *range(19)]}
-    places = readings.places_of(row, 6)
-    assert places == sorted(places) == readings.places_of(row, 6)
-    assert len({*places}) == 6
-    assert 0 not in places
-    assert len(readings.places_of(row, 30)) == 19
+@pytest.mark.parametrize("harm", range(7))
+def test_the_token_that_turns_an_answer_is_found(harm: int):
+    places, asked = [3, 4, 9, 12, 20, 21, 40], []
+
+    def is_right(place: int) -> bool:
+        asked.append(place)
+        return place < places[harm]
+
+    assert readings.turning_place(places, is_right) == places[harm]
+    assert len(asked) <= 3
+
+
+def test_places_where_the_target_would_have_chosen_another_token():
+    row = {"draft": [5, 6, 7, 8], "choice": [5, 9, 7, 3]}
+    assert readings.places_of(row) == [1, 3]
 
 
 def test_harms_that_pass():
@@ -101,15 +109,13 @@ def test_harms_that_pass():
         choice[place], low[place] = 1, -9.0 if place == 5 else -1.0
     flat = {name: [0.0] * length for name in ("ratio", "divergence", "rank")}
     row = {**same, **flat, "key": "a", "choice": choice, "logprob": low}
-    turns = [
-        {"task": "sums", "key": "a", "place": place, "right": right, "right_with": with_it}
-        for place, right, with_it in ((5, 1, 0), (50, 1, 1), (60, 0, 0))
-    ]
-    results = [*readings.compare([row], turns, str)]
+    other = row | {"key": "b", "choice": [*draft[:-1], 1], "logprob": [*draft[:-1], -1.0]}
+    turns = [{"task": "sums", "key": key, "harm": harm} for key, harm in (("a", 5), ("b", None))]
+    results = [*readings.compare([row, other], turns, str)]
     found = {(one["reading"], *one["strict"]): one for one in results}
     assert len(found) == 2 * len(readings.READINGS)
     alone = found["likelihood",]
-    assert (alone["auroc"]["auroc"], alone["harms"]) == (1, 1)
+    assert (alone["auroc"]["auroc"], alone["harms"], alone["harmless"]) == (1, 1, 1)
     assert alone["harms_passed"] == dict.fromkeys(readings.EVERY, 0)
     assert found["rank in the target",]["harms_passed"] == dict.fromkeys(readings.EVERY, 1)
     assert found["rank in the target", "numbers"]["harms_passed"] == dict.fromkeys(

@@ -39,7 +39,7 @@ class DraftChunk(ABC):
     """Some requests draft on.
 
     Args:
-        rows: the requests' rows of the batch.
+        indices: the requests' indices in the batch.
         draft_tokens: most tokens of any draft.
         runs_ahead: launch all forwards before waiting for the first.
         tokens_per_forward: draft tokens that a forward adds to a draft that is not over, as far as
@@ -50,7 +50,7 @@ class DraftChunk(ABC):
         num_forwards: forwards launched.
         probe_tokens: most tokens of this chunk, which measures its layout: the next one may have
             another layout, and waits for it. 0: no such limit.
-        finished: rows whose drafts it has ended, as known so far.
+        finished: indices of requests whose drafts it has ended, as known so far.
         made: see ``HostCopy``: of the last one; None before the first.
     """
 
@@ -61,14 +61,14 @@ class DraftChunk(ABC):
         model: DraftModel,
         layout: DraftLayout,
         batch: ScheduleBatch,
-        rows: Sequence[int],
+        indices: Sequence[int],
         *,
         draft_tokens: int,
         runs_ahead: bool,
         tokens_per_forward: float = 0.0,
         is_masked: bool = False,
     ) -> None:
-        self.model, self.layout, self.batch, self.rows = model, layout, batch, tuple(rows)
+        self.model, self.layout, self.batch, self.indices = model, layout, batch, tuple(indices)
         # Half of a block, until one was seen: a layout's first chunk tells what more bring, too.
         self._tokens_per_forward = max(1.0, tokens_per_forward or layout.size / 2)
         self.num_forwards = self.probe_tokens = 0
@@ -81,7 +81,7 @@ class DraftChunk(ABC):
     @property
     def tokens_per_request(self) -> float:
         """Draft tokens per request, as known so far."""
-        return self._num_added / len(self.rows)
+        return self._num_added / len(self.indices)
 
     @property
     def continued(self) -> tuple[float, float] | None:
@@ -94,7 +94,7 @@ class DraftChunk(ABC):
         Args:
             before: the chunk launched last, if the host has not waited for all of it.
         """
-        size, reqs = self.layout.size, self._reqs(self.rows)
+        size, reqs = self.layout.size, self._reqs(self.indices)
         num_tokens = min(num_tokens, self.probe_tokens or num_tokens)
         if self._runs_ahead:
             if not any(req.parse_state.num_draft_inflight for req in reqs):
@@ -104,15 +104,15 @@ class DraftChunk(ABC):
             # with a carry-over may be complete.
             num_forwards = math.ceil(min(num_tokens, wanted) / self._tokens_per_forward)
             num_forwards = min(self._num_possible(req, num_forwards) for req in reqs)
-            self._launch(self.rows, max(1, num_forwards), before)
+            self._launch(self.indices, max(1, num_forwards), before)
             return
-        ends = {row: num_drafted(self.batch.reqs[row]) + num_tokens for row in self.rows}
+        ends = {i: num_drafted(self.batch.reqs[i]) + num_tokens for i in self.indices}
 
         def below(margin: int) -> dict[int, int]:
-            """Tokens to go of the rows that are further than ``margin`` from their end."""
-            drafting = [row for row in ends if self._drafts(row)]
-            to_go = {row: ends[row] - num_drafted(self.batch.reqs[row]) for row in drafting}
-            return {row: count for row, count in to_go.items() if count > margin}
+            """Tokens to go of the requests that are further than ``margin`` from their end."""
+            drafting = [i for i in ends if self._drafts(i)]
+            to_go = {i: ends[i] - num_drafted(self.batch.reqs[i]) for i in drafting}
+            return {i: count for i, count in to_go.items() if count > margin}
 
         while to_go := below(0):
             might_go_on = below(size)
@@ -122,24 +122,24 @@ class DraftChunk(ABC):
             self.wait()
 
     def _until_one_ends(self, to_go: Mapping[int, int]) -> int:
-        """Tokens until the first of the rows reaches its draft budget, or its part of the chunk."""
+        """Tokens until the first request reaches its draft budget, or its part of the chunk."""
         reqs = self.batch.reqs
         return min(min(n, self._budget(reqs[r]) - num_drafted(reqs[r])) for r, n in to_go.items())
 
     def wait(self, *, leave: int = 0) -> None:
         """Waits for its tokens, but for the last ``leave`` copies, and adds them to the drafts."""
         while len(self._in_flight) > leave:
-            rows, copy = self._in_flight.popleft()
-            for row, values in zip(rows, copy.tolist(), strict=True):
-                if not is_gone(self.batch.reqs[row]):
-                    self._add(row, values)
+            indices, copy = self._in_flight.popleft()
+            for i, values in zip(indices, copy.tolist(), strict=True):
+                if not is_gone(self.batch.reqs[i]):
+                    self._add(i, values)
 
     def can_follow(self, reqs: Sequence[Req]) -> bool:
         """Whether a chunk of ``reqs`` may be launched before the end of this one is known, because
         all of them will keep drafting; waits for all but its last forwards."""
         if not self._runs_ahead or self.probe_tokens:
             return False
-        members = {id(req) for req in self._reqs(self.rows)}
+        members = {id(req) for req in self._reqs(self.indices)}
         # Adjustments begin with tokens that the host knows.
         if any(id(req) not in members or is_adjusted(req) for req in reqs):
             return False
@@ -150,16 +150,16 @@ class DraftChunk(ABC):
         )
 
     def places(self, reqs: Sequence[Req]) -> list[int]:
-        """[len(reqs)] index of each request among ``rows``."""
-        places = {id(req): place for place, req in enumerate(self._reqs(self.rows))}
+        """[len(reqs)] index of each request among ``indices``."""
+        places = {id(req): place for place, req in enumerate(self._reqs(self.indices))}
         return [places[id(req)] for req in reqs]
 
     # -- variants ---------------------------------------------------------------
 
     @abstractmethod
-    def _launch(self, rows: Sequence[int], num_forwards: int, before: DraftChunk | None) -> None:
-        """Launches forwards for ``rows``, sends their tokens, and counts them as in flight; fewer,
-        where the host has the tokens at once and a draft ends.
+    def _launch(self, indices: Sequence[int], num_forwards: int, before: DraftChunk | None) -> None:
+        """Launches forwards for ``indices``, sends their tokens, and counts them as in flight;
+        fewer, where the host has the tokens at once and a draft ends.
 
         Args:
             before: the chunk whose tokens in flight they continue; None if the host knows all.
@@ -176,28 +176,28 @@ class DraftChunk(ABC):
 
     # -- helpers ----------------------------------------------------------------
 
-    def _send(self, rows: Sequence[int], steps: Sequence[torch.Tensor]) -> None:
-        """Starts a copy of steps, [len(rows), ...] each, to the host."""
+    def _send(self, indices: Sequence[int], steps: Sequence[torch.Tensor]) -> None:
+        """Starts a copy of steps, [len(indices), ...] each, to the host."""
         copy = HostCopy(torch.stack([*steps], dim=1))
-        self._in_flight.append((tuple(rows), copy))
+        self._in_flight.append((tuple(indices), copy))
         self.made = copy.made
 
-    def _add(self, row: int, values: Sequence[Any]) -> None:
-        state: RequestState = self.batch.reqs[row].parse_state
+    def _add(self, i: int, values: Sequence[Any]) -> None:
+        state: RequestState = self.batch.reqs[i].parse_state
         was_drafting, count = state.phase is Phase.DRAFTING, state.num_drafted
-        self._receive(state, values, self._budget(self.batch.reqs[row]))
+        self._receive(state, values, self._budget(self.batch.reqs[i]))
         self._num_added += state.num_drafted - count
         if was_drafting and state.phase is Phase.VERIFYING:
-            self.finished.append(row)
+            self.finished.append(i)
 
-    def _reqs(self, rows: Sequence[int]) -> list[Req]:
-        return [self.batch.reqs[row] for row in rows]
+    def _reqs(self, indices: Sequence[int]) -> list[Req]:
+        return [self.batch.reqs[i] for i in indices]
 
     def _budget(self, req: Req) -> int:
         return draft_budget(req, self._draft_tokens)
 
-    def _drafts(self, row: int) -> bool:
-        req = self.batch.reqs[row]
+    def _drafts(self, i: int) -> bool:
+        req = self.batch.reqs[i]
         return is_drafting(req) and not is_gone(req)
 
 

@@ -37,7 +37,7 @@ PADDING_SLOT = 0
 
 
 @dataclass(frozen=True, slots=True)
-class DecodePlan:
+class DecodeInputs:
     """Inputs of some requests' next decode steps but for the tokens, sent to the device at once.
 
     Attributes:
@@ -59,8 +59,8 @@ class DecodePlan:
     @classmethod
     def of(
         cls, table: torch.Tensor, reqs: Sequence[Req], lengths: Sequence[Sequence[int]]
-    ) -> DecodePlan:
-        """Plans steps at ``lengths`` [steps][n] of the sequences, each step's token included.
+    ) -> DecodeInputs:
+        """Inputs of steps at ``lengths`` [steps][n] of the sequences, each step's token included.
 
         A request past its slots writes to SGLang's padding slot and sees its own slots only; its
         tokens are to be ignored.
@@ -182,8 +182,8 @@ class DraftModel(EagleDraftWorkerBase):
 
     # -- forwards ---------------------------------------------------------------
 
-    def decode(self, plan: DecodePlan, step: int, ids: torch.Tensor) -> torch.Tensor:
-        """Runs one decode step of a plan.
+    def decode(self, inputs: DecodeInputs, step: int, ids: torch.Tensor) -> torch.Tensor:
+        """Runs one of the decode steps of ``inputs``.
 
         Args:
             ids: int64 [n] its tokens, on the device.
@@ -195,13 +195,13 @@ class DraftModel(EagleDraftWorkerBase):
             new_batch(
                 self.draft_runner,
                 ForwardMode.DECODE,
-                pools=plan.pools,
+                pools=inputs.pools,
                 ids=ids,
-                positions=plan.positions[step],
-                slots=plan.slots[step],
-                seq_lens=plan.seq_lens[step],
-                orig_seq_lens=plan.orig_seq_lens[step],
-                seq_lens_cpu=plan.seq_lens_cpu[step],
+                positions=inputs.positions[step],
+                slots=inputs.slots[step],
+                seq_lens=inputs.seq_lens[step],
+                orig_seq_lens=inputs.orig_seq_lens[step],
+                seq_lens_cpu=inputs.seq_lens_cpu[step],
             )
         ).next_token_logits
 

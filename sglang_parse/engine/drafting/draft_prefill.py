@@ -9,7 +9,7 @@ import torch
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows
-from sglang_parse.engine.drafting.draft_model import DecodePlan, DraftModel
+from sglang_parse.engine.drafting.draft_model import DecodeInputs, DraftModel
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import Req
 
@@ -102,10 +102,12 @@ def _decode_missing(
         for row in positions
     ]
     ids = on_device(known, model.device)
-    plan = DecodePlan.of(model.req_to_token, reqs, [[at + 1 for at in row] for row in positions])
+    inputs = DecodeInputs.of(
+        model.req_to_token, reqs, [[at + 1 for at in row] for row in positions]
+    )
     for step in range(num_steps - 1):
-        model.decode(plan, step, ids[step])
-    return model.decode(plan, num_steps - 1, ids[-1])
+        model.decode(inputs, step, ids[step])
+    return model.decode(inputs, num_steps - 1, ids[-1])
 
 
 def _missing(state: RequestState) -> int:

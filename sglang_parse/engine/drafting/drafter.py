@@ -50,44 +50,46 @@ class Drafter:
         return prefill_missing(self.model, reqs)
 
     def start(
-        self, batch: ScheduleBatch, rows: Sequence[int], before: DraftChunk | None = None
+        self, batch: ScheduleBatch, indices: Sequence[int], before: DraftChunk | None = None
     ) -> DraftChunk:
-        """Prepares a draft chunk of the requests ``rows`` of the batch; ``launch`` it then.
+        """Prepares a draft chunk of the requests ``indices`` of the batch; ``launch`` it then.
 
         Args:
             before: the chunk launched last, if the host has not waited for all of it. A chunk that
                 follows tokens in flight takes its layout.
         """
-        follows = any(batch.reqs[row].parse_state.num_draft_inflight for row in rows)
+        follows = any(batch.reqs[i].parse_state.num_draft_inflight for i in indices)
         if before and follows:
-            return self.chunk(before.layout, batch, rows)
+            return self.chunk(before.layout, batch, indices)
         # In pieces, the host's launches cost more than a layout can save.
-        replayed = [x for x in self._layouts.costs if self.model.has_graph(x, len(rows))]
-        chunk = self.chunk(self._layouts.choose(len(rows), replayed), batch, rows)
+        replayed = [x for x in self._layouts.costs if self.model.has_graph(x, len(indices))]
+        chunk = self.chunk(self._layouts.choose(len(indices), replayed), batch, indices)
         chunk.probe_tokens = self._layouts.probe_tokens
-        self._log_layout(len(rows))
+        self._log_layout(len(indices))
         return chunk
 
-    def chunk(self, layout: DraftLayout, batch: ScheduleBatch, rows: Sequence[int]) -> DraftChunk:
+    def chunk(
+        self, layout: DraftLayout, batch: ScheduleBatch, indices: Sequence[int]
+    ) -> DraftChunk:
         runs_ahead, draft_tokens = self.model.runs_ahead, self._draft_tokens
         if layout.masks is Masks.NONE:
             return TokenChunk(
                 self.model,
                 layout,
                 batch,
-                rows,
+                indices,
                 draft_tokens=draft_tokens,
                 runs_ahead=runs_ahead,
             )
         # Adjustments of a block depend on the tokens and candidates before it.
-        is_any_adjusted = any(is_adjusted(batch.reqs[row]) for row in rows)
-        has_graph = self.model.graphs_of(layout, len(rows)) is not None
+        is_any_adjusted = any(is_adjusted(batch.reqs[i]) for i in indices)
+        has_graph = self.model.graphs_of(layout, len(indices)) is not None
         is_planned_on_device = self._plans_on_device or has_graph
         return ParallelChunk(
             self.model,
             layout,
             batch,
-            rows,
+            indices,
             draft_tokens=draft_tokens,
             runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
             tokens_per_forward=self._layouts.costs[layout].tokens_per_forward,

@@ -56,25 +56,27 @@ class ParallelChunk(DraftChunk):
 
     @property
     def continued(self) -> tuple[float, float]:
-        return self._num_brought / len(self.rows), self._num_used / len(self.rows)
+        return self._num_brought / len(self.indices), self._num_used / len(self.indices)
 
-    def _launch(self, rows: Sequence[int], num_blocks: int, before: DraftChunk | None) -> None:
-        reqs, state, blocks = self._reqs(rows), self._state, self._blocks
+    def _launch(self, indices: Sequence[int], num_blocks: int, before: DraftChunk | None) -> None:
+        reqs, state, blocks = self._reqs(indices), self._state, self._blocks
         records: list[torch.Tensor] = []
-        if blocks is None or blocks.rows != rows:
+        if blocks is None or blocks.indices != indices:
             state = before.state_of(reqs) if isinstance(before, ParallelChunk) else None
-            blocks = _Blocks(self.model, self.layout, self.batch, rows, is_masked=self._is_masked)
+            blocks = _Blocks(
+                self.model, self.layout, self.batch, indices, is_masked=self._is_masked
+            )
         else:  # the host has waited for the block before, and no draft has ended
             blocks.start_here()
         state = state or blocks.known_state()
         for number in range(num_blocks):
             if records and number == num_blocks - 1:
-                self._send(rows, records)
+                self._send(indices, records)
                 records.clear()
             state, record = blocks.run(state, number)
             records.append(record)
             self.num_forwards += 1
-        self._send(rows, records)
+        self._send(indices, records)
         self._state, self._blocks = state, blocks
         for req in reqs:
             req.parse_state.launch_draft(self.layout.size * num_blocks)
@@ -119,7 +121,7 @@ class _Blocks:
     """Forwards of one block after another, for some requests.
 
     Args:
-        rows: [n] the requests' rows of the batch.
+        indices: [n] the requests' indices of the batch.
         is_masked: as for ``DraftChunk``.
     """
 
@@ -128,14 +130,14 @@ class _Blocks:
         model: DraftModel,
         layout: DraftLayout,
         batch: ScheduleBatch,
-        rows: Sequence[int],
+        indices: Sequence[int],
         *,
         is_masked: bool,
     ) -> None:
         self._model, self._layout = model, layout
-        self._batch, self.rows, device = batch, rows, batch.device
-        self._reqs = [batch.reqs[row] for row in rows]
-        self._graphs = model.graphs_of(layout, len(rows))
+        self._batch, self.indices, device = batch, indices, batch.device
+        self._reqs = [batch.reqs[i] for i in indices]
+        self._graphs = model.graphs_of(layout, len(indices))
         self._wide = layout.rows(0)
         self._width = width = self._wide.num_rows
         self._has_mask = is_masked and not self._wide.is_causal
@@ -152,8 +154,8 @@ class _Blocks:
         num_sampled = width if self._has_seeds else layout.size
         limits = (max_forward_rows(), max_logits_rows(model.draft_runner))
         self._spans = []
-        for place in spans_within([(width, width)] * len(rows), limits):
-            sampled = [row for row in rows[place] for _ in range(num_sampled)]
+        for place in spans_within([(width, width)] * len(indices), limits):
+            sampled = [i for i in indices[place] for _ in range(num_sampled)]
             self._spans.append(_Span(place, prepare_rows(model.draft_runner, batch, sampled)))
 
     def start_here(self) -> None:

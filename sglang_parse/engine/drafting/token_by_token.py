@@ -12,7 +12,7 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
-from sglang_parse.engine.drafting.draft_model import DecodePlan
+from sglang_parse.engine.drafting.draft_model import DecodeInputs
 from sglang_parse.engine.drafting.draft_prefill import forward_missing
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.logits.adjust import Adjustment
@@ -32,26 +32,26 @@ class TokenChunk(DraftChunk):
         """Steps: what they cost does not depend on where drafts end."""
         return self.num_forwards
 
-    def _launch(self, rows: Sequence[int], num_steps: int, before: DraftChunk | None) -> None:
-        model, reqs = self.model, self._reqs(rows)
-        sampled = prepare_rows(model.draft_runner, self.batch, rows)
+    def _launch(self, indices: Sequence[int], num_steps: int, before: DraftChunk | None) -> None:
+        model, reqs = self.model, self._reqs(indices)
+        sampled = prepare_rows(model.draft_runner, self.batch, indices)
         lengths = [[length(req) + step for req in reqs] for step in range(num_steps)]
-        plan = DecodePlan.of(model.req_to_token, reqs, lengths)
+        inputs = DecodeInputs.of(model.req_to_token, reqs, lengths)
         if isinstance(before, TokenChunk):
-            logits = model.decode(plan, 0, before.last_tokens(reqs))
+            logits = model.decode(inputs, 0, before.last_tokens(reqs))
         else:
             logits = forward_missing(model, reqs, lengths[0])
         adjusted = adjusted_rows(reqs)
         adjustment = Adjustment(adjusted, logits.device) if adjusted else None
-        tokens = [_choose(sampled, logits, plan.positions[0], adjustment)]
+        tokens = [_choose(sampled, logits, inputs.positions[0], adjustment)]
         num_sent = 0
         while (step := len(tokens)) < num_steps and not self._ends_a_draft(reqs, tokens[-1]):
             if step == num_steps - STEPS_AHEAD:
-                self._send(rows, tokens)
+                self._send(indices, tokens)
                 num_sent = step
-            logits = model.decode(plan, step, tokens[-1].clamp(min=0))
-            tokens.append(_choose(sampled, logits, plan.positions[step], adjustment))
-        self._send(rows, tokens[num_sent:])
+            logits = model.decode(inputs, step, tokens[-1].clamp(min=0))
+            tokens.append(_choose(sampled, logits, inputs.positions[step], adjustment))
+        self._send(indices, tokens[num_sent:])
         self._last = tokens[-1]
         self.num_forwards += len(tokens)
         for req in reqs:

@@ -130,10 +130,10 @@ def write_logprobs(
     logprobs = torch.zeros(num_places)
     top_values, top_ids, requested = ([nothing] * num_places for _ in range(3))
     requested_ids: list[Sequence[int]] = [[]] * num_places
-    for row, tokens in emitted.items():
-        asked = reqs[row].logprob
+    for i, tokens in emitted.items():
+        asked = reqs[i].logprob
         ids, count = asked.token_ids_logprob or [], _num_top(asked.top_logprobs_num)
-        for place, (logprob, record) in enumerate(tokens, start=row * stride):
+        for place, (logprob, record) in enumerate(tokens, start=i * stride):
             logprobs[place] = logprob
             values = torch.tensor(record[2:], dtype=torch.float64)
             top_values[place] = values[:count]

@@ -24,25 +24,25 @@ MAX_LOGIT = 1e30
 
 
 def select_sampling_info(
-    info: SamplingBatchInfo, reqs: Sequence[Req], rows: Sequence[int]
+    info: SamplingBatchInfo, reqs: Sequence[Req], indices: Sequence[int]
 ) -> SamplingBatchInfo:
-    """``info`` for ``rows`` of the batch; a row may be named several times."""
-    index = on_device(rows, info.device)
+    """``info`` for ``indices`` of the batch; an index may be named several times."""
+    index = on_device(indices, info.device)
     selected = copy.copy(info)
     for field in dataclasses.fields(info):
-        value = _select(getattr(info, field.name), len(reqs), rows, index)
+        value = _select(getattr(info, field.name), len(reqs), indices, index)
         setattr(selected, field.name, value)
-    params = [reqs[row].sampling_params for row in rows]
+    params = [reqs[i].sampling_params for i in indices]
     selected.is_all_greedy = all(p.top_k <= 1 for p in params)
     selected.is_any_greedy = any(p.top_k <= 1 for p in params)
     selected.need_top_p_sampling = any(p.top_p != 1.0 for p in params)
     selected.need_top_k_sampling = any(p.top_k != TOP_K_ALL for p in params)
     selected.need_min_p_sampling = any(p.min_p > 0 for p in params)
-    grammars = [None if is_constrained(reqs[row]) else reqs[row].grammar for row in rows]
+    grammars = [None if is_constrained(reqs[i]) else reqs[i].grammar for i in indices]
     selected.grammars = grammars if any(grammars) else None
-    _select_custom_processors(selected, rows)
+    _select_custom_processors(selected, indices)
     _select_sampling_masks(selected)
-    return without_adjustments(selected, [reqs[row] for row in rows])
+    return without_adjustments(selected, [reqs[i] for i in indices])
 
 
 def without_adjustments(info: SamplingBatchInfo, reqs: Sequence[Req]) -> SamplingBatchInfo:
@@ -55,24 +55,24 @@ def without_adjustments(info: SamplingBatchInfo, reqs: Sequence[Req]) -> Samplin
     return rest
 
 
-def _select(value: Any, num_reqs: int, rows: Sequence[int], index: torch.Tensor) -> Any:
+def _select(value: Any, num_reqs: int, indices: Sequence[int], index: torch.Tensor) -> Any:
     if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == num_reqs:
         return value[index]
     if isinstance(value, list) and len(value) == num_reqs:
-        return [value[row] for row in rows]
+        return [value[i] for i in indices]
     return value
 
 
-def _select_custom_processors(selected: SamplingBatchInfo, rows: Sequence[int | None]) -> None:
-    """Leaves the custom processors of ``rows``, by their places now; None has none any more."""
+def _select_custom_processors(selected: SamplingBatchInfo, indices: Sequence[int | None]) -> None:
+    """Leaves the custom processors of ``indices``, by their places now; None has none any more."""
     if not selected.has_custom_logit_processor:
         return
     entries: dict[int, ProcessorEntry] = {}
     for key, entry in selected.custom_logit_processor.items():
-        kept = [place for place, row in enumerate(rows) if row in entry.rows]
+        kept = [place for place, i in enumerate(indices) if i in entry.rows]
         if kept:
-            indices = on_device(kept, selected.device)
-            entries[key] = ProcessorEntry(entry.processor, kept, indices)
+            places = on_device(kept, selected.device)
+            entries[key] = ProcessorEntry(entry.processor, kept, places)
     selected.custom_logit_processor = entries
     selected.has_custom_logit_processor = bool(entries)
 
@@ -92,25 +92,25 @@ def _select_sampling_masks(selected: SamplingBatchInfo) -> None:
     )
 
 
-def prepare_rows(runner: Any, batch: ScheduleBatch, rows: Sequence[int]) -> PreparedRows:
+def prepare_rows(runner: Any, batch: ScheduleBatch, indices: Sequence[int]) -> PreparedRows:
     """Gathers the parameters of some rows, for any number of samplings of them.
 
     Args:
         runner: the model runner whose sampler is used.
         batch: the scheduler's batch (its ``sampling_info`` is the forward-only copy).
-        rows: [n] index of each row's request in the batch.
+        indices: [n] index of each row's request in the batch.
     """
     reqs = batch.reqs
-    argmax = {row for row in {*rows} if _is_argmax(reqs[row])}
-    places = [place for place, row in enumerate(rows) if row not in argmax]
+    argmax = {i for i in {*indices} if _is_argmax(reqs[i])}
+    places = [place for place, i in enumerate(indices) if i not in argmax]
     if not places:
         return PreparedRows(runner, None, None)
-    drawn = [rows[place] for place in places]
+    drawn = [indices[place] for place in places]
     view = _SamplingView(
         sampling_info=select_sampling_info(batch.sampling_info, reqs, drawn),
         req_pool_indices=batch.req_pool_indices[on_device(drawn, batch.device)],
     )
-    is_some = len(places) < len(rows)
+    is_some = len(places) < len(indices)
     return PreparedRows(runner, on_device(places, batch.device) if is_some else None, view)
 
 
