@@ -183,7 +183,7 @@ class BenchSettings(Flags):
             waves=1,
             # The adaptive policy decides after a window of drafts.
             warmup=1 + DEFAULTS.window if self.drafting == "auto" else 1,
-            traced=MIN_REQUESTS,
+            traced=1,
             problems=0,
             noise=False,
             output=self.output,

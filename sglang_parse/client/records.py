@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 PLAIN, DRAFT, PARSE, PARSE_ONE = "plain", "draft", "parse", "parse-one"
@@ -189,6 +190,13 @@ class BenchRun:
     @property
     def scores(self) -> tuple[float | None, ...]:
         return tuple(answer.score for answer in self.answers)
+
+    @property
+    def accept_length(self) -> float | None:
+        """The answers' mean of what SGLang counts for each; None without speculation."""
+        metas = (answer.meta for answer in self.answers)
+        counts = [meta["spec_accept_length"] for meta in metas if "spec_accept_length" in meta]
+        return fmean(counts) if counts else None
 
     def per_token(self, key: str) -> float:
         """A counter of ``meta_info["parse"]``, per output token."""

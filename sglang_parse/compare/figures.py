@@ -187,13 +187,14 @@ def _figures_of(
     mine = sorted({run.concurrency for run in measured.serving if run.variant == variant})
     graded = measured.graded_run(variant)
     traced = [run for run in measured.traced if run.variant == variant]
+    has_time = traced and has_parse(variant.server)
     reference = measured.graded_run(Variant(baseline))
     return VariantFigures(
         **asdict(variant),
         speeds=tuple(_speed_at(variant, measured.at(c), c, servers) for c in mine),
         quality=None if graded is None else quality_of(graded, reference),
         accept_length=_accept_length(variant, measured),
-        time=_where_time_goes(traced, measured.at(1), Variant(baseline)) if traced else None,
+        time=_where_time_goes(traced, measured.at(1), Variant(baseline)) if has_time else None,
     )
 
 
@@ -241,7 +242,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _accept_length(variant: Variant, measured: Measured) -> float | None:
     if not has_parse(variant.server):
-        return _median(run.accept_length for run in measured.serving if run.variant == variant)
+        counted: Sequence[BenchRun | ServingRun] = (*measured.serving, *measured.traced)
+        return _median(run.accept_length for run in counted if run.variant == variant)
     runs = (run for run in (*measured.graded, *measured.traced) if run.variant == variant)
     return accept_length([answer for run in runs for answer in run.answers])
 

@@ -21,11 +21,13 @@ from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.records import (
     PARSE,
+    STOCK,
     Assignment,
     BenchRun,
     Item,
     Variant,
     has_parse,
+    kind_of,
     title_of,
 )
 from sglang_parse.client.servers import ENVIRONMENT, MAX_RUNNING_REQUESTS, Endpoint
@@ -135,7 +137,9 @@ class Runner:
             if len(runs) == 1 and not settings.problems:
                 timed = BenchRun(variant, run, concurrency, runs[0].seconds, tuple(answers))
                 self._timed[variant].append(graded(timed, load.problems, self._task.grade))
-        if has_parse(endpoint.name) and settings.traced:
+        # A stock server's own mean is updated every 40 steps: too seldom for runs of few requests.
+        is_counted = kind_of(endpoint.name) in STOCK and not settings.has_text
+        if settings.traced and (has_parse(endpoint.name) or is_counted):
             items = self._task.items
             indices = settings.indices(run, 1, len(items))[: settings.traced]
             for variant in settings.graded_variants(endpoint.name):

@@ -131,7 +131,6 @@ def add_runs(measured: Measured, server: str) -> None:
     counters |= {"draft_ms": 1000, "verify_ms": 500, "prefill_ms": 9, "decode_ms": 99}
     counters |= {"simulated": 1.0} if server != "parse@0" else {}
     rate = {"plain": 10.0, "eagle3@3": 16.0}.get(server, 20.0)
-    length = 3.0 if server == "eagle3@3" else None
     for run, late in enumerate((1, 0.5, 0.9)):  # the median is 0.9
         for concurrency in (1, 2):
             numbers = (
@@ -142,9 +141,10 @@ def add_runs(measured: Measured, server: str) -> None:
                 1.0,
                 {"e2e": {"p50": 1, "p90": 1, "p99": 1}},
             )
-            measured.serving.append(ServingRun(Variant(server), run, concurrency, *numbers, length))
-        if server.startswith("parse"):
-            answers = (Answer(0, "", 50, 4000.0, {"parse": [counters]}),)
+            measured.serving.append(ServingRun(Variant(server), run, concurrency, *numbers, None))
+        if server != "plain":
+            meta = {"spec_accept_length": 3.0} if server == "eagle3@3" else {"parse": [counters]}
+            answers = (Answer(0, "", 50, 4000.0, meta),)
             measured.traced.append(BenchRun(Variant(server), run, 1, 1.0, answers))
 
 
@@ -155,6 +155,7 @@ def test_figures_by_hand():
     plain, eagle3, parse = make_comparison(measured, names, "plain").variants
     assert (plain.speeds[1].tokens_per_s.median, plain.time) == (9, None)
     assert (eagle3.speeds[1].over["plain"].median, eagle3.accept_length) == (1.6, 3)
+    assert eagle3.time is None
     over = {name: spread.median for name, spread in parse.speeds[1].over.items()}
     assert over == {"plain": 2, "eagle3@3": 1.25}
     # Drafting takes 20 ms per token, verification 10; 0.6 of the tokens are drafted. The plain
