@@ -3,9 +3,9 @@
 # speeds up what the question leaves to the target: the rest of a rejected line, plain requests.
 #
 #   TARGET=/models/Llama-3.3-70B-Instruct DRAFT=/models/Llama-3.2-1B-Instruct \
-#     HEAD=/models/EAGLE3-LLaMA3.3-Instruct-70B examples/serve_llama3_70b_eagle3.sh
+#     HEAD=/models/sglang-EAGLE3-LLaMA3.3-Instruct-70B examples/serve_llama3_70b_eagle3.sh
 #
-# HEAD is an EAGLE-3 head trained for this target, such as yuhuili/EAGLE3-LLaMA3.3-Instruct-70B.
+# HEAD is an EAGLE-3 head for this target, such as lmsys/sglang-EAGLE3-LLaMA3.3-Instruct-70B.
 # All else, hardware too, is as in serve_llama3_70b.sh, which this script runs.
 #
 # NOT RUN YET, as serve_llama3_70b.sh.
@@ -14,8 +14,11 @@
 #
 # --parse-decode-accelerator eagle3  What ends a rejected line: the target with the head.
 # --parse-eagle3-path          The head.
+# SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN   The head has 2,048 positions, fewer than the context.
+#                              Behind them it proposes worse; the text is the same.
 set -eu
 
+export SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1
 exec "$(dirname "$0")/serve_llama3_70b.sh" \
   --parse-decode-accelerator eagle3 \
   --parse-eagle3-path "${HEAD:?set HEAD to an EAGLE-3 head for Llama-3.3-70B-Instruct}" \

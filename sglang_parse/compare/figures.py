@@ -160,10 +160,6 @@ class Comparison:
     def find(self, variant: Variant) -> VariantFigures | None:
         return next((figures for figures in self.variants if figures.variant == variant), None)
 
-    @property
-    def concurrencies(self) -> list[int]:
-        return sorted({speed.concurrency for figures in self.variants for speed in figures.speeds})
-
 
 def make_comparison(measured: Measured, servers: Sequence[str], baseline: str) -> Comparison:
     """All figures, of servers in the order of the page; answers are compared with ``baseline``."""

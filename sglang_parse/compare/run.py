@@ -121,11 +121,12 @@ class Runner:
         """One run of a server, at all its loads."""
         self._log(f"run {run + 1} of {self._settings.runs}: {title_of(server)}")
         with self._pool.awake(server) as (endpoint,):
-            self._turn(endpoint, run)
+            self._warm_up(endpoint)
+            self._time(endpoint, run)
+            self._trace(endpoint, run)
 
-    def _turn(self, endpoint: Endpoint, run: int) -> None:
+    def _time(self, endpoint: Endpoint, run: int) -> None:
         settings = self._settings
-        self._warm_up(endpoint)
         for variant, concurrency in settings.loads(endpoint.name):
             load = self.load(variant, run, concurrency)
             runs, answers = bench(endpoint, load, settings.output / "bench_serving")
@@ -137,6 +138,10 @@ class Runner:
             if len(runs) == 1 and not settings.problems:
                 timed = BenchRun(variant, run, concurrency, runs[0].seconds, tuple(answers))
                 self._timed[variant].append(graded(timed, load.problems, self._task.grade))
+
+    def _trace(self, endpoint: Endpoint, run: int) -> None:
+        """Asks for answers with the counters that ``bench_serving`` does not record."""
+        settings = self._settings
         # A stock server's own mean is updated every 40 steps: too seldom for runs of few requests.
         is_counted = kind_of(endpoint.name) in STOCK and not settings.has_text
         if settings.traced and (has_parse(endpoint.name) or is_counted):

@@ -141,12 +141,8 @@ class Served(Evidence):
     def _answer(
         self, items: list[Item], number: int, options: dict[str, Any], max_tokens: int
     ) -> Answer:
-        asking = Asking(
-            model=MODEL,
-            max_tokens=max_tokens,
-            parse=options,
-            limit_s=min(REQUEST_LIMIT_S, max(1.0, self._left_s)),
-        )
+        limit_s = min(REQUEST_LIMIT_S, max(1.0, self._left_s))
+        asking = Asking(MODEL, max_tokens, parse=options, limit_s=limit_s)
         (answer,) = ask(self.server, items, [number], asking=asking).answers
         return answer
 

@@ -206,8 +206,9 @@ class Start:
     def draft_forward(self) -> str:
         block = models.parallel_draft(self.config, self.draft)
         if block.has_head:
-            path = self.config.draft_eagle3_path
-            models.check_head_fits(self.given, "draft_eagle3_path", path, self.draft)
+            field, path = "draft_eagle3_path", self.config.draft_eagle3_path
+            length = self.pair[0].context_len
+            models.check_head_fits(self.given, field, path, self.draft, length)
         return str(block)
 
     def draft_endpoint(self) -> str:

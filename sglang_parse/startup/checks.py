@@ -114,7 +114,7 @@ def validate_server_args(server_args: Any) -> None:
     if draft is not None:
         _choose_draft_attention(server_args, draft)
     if block.has_head:
-        check_draft_head(server_args, config, draft)
+        check_draft_head(server_args, config, draft, target.context_len)
     pass_layout(server_args, config, target, block.size)
     has_head = config.uses_eagle3
     num_steps = check_head(server_args, config, target) if has_head else check_no_head(server_args)
@@ -137,10 +137,10 @@ def validate_server_args(server_args: Any) -> None:
         envs.SGLANG_HTTP_SERVER_APP_PATH.set("sglang_parse.startup.tokenizer_worker:app")
 
 
-def check_draft_head(args: Any, config: ParseConfig, draft: Any) -> None:
+def check_draft_head(args: Any, config: ParseConfig, draft: Any, context_len: int) -> None:
     """Raises AdmissionError or BackendError for an EAGLE-3 head that does not fit the draft model,
     or whose steps would be planned from lengths that only the device knows."""
-    check_head_fits(args, "draft_eagle3_path", config.draft_eagle3_path, draft)
+    check_head_fits(args, "draft_eagle3_path", config.draft_eagle3_path, draft, context_len)
     backend, setting = draft_attention(args), flag("draft_eagle3_path")
     able = [name for name, support in SUPPORT.items() if support.plans_on_device]
     found = f"{OF_DRAFT} (or {OF_TARGET}) is {backend!r}, which plans on the host"

@@ -13,14 +13,15 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from sglang.srt.arg_groups.model_override_base import model_config_of
+from sglang.srt.environ import envs
 
 from sglang_parse.core.block import HEAD_BLOCK, USUAL_BLOCK, DraftLayout, layouts_for
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.startup.families import refusal
 
 TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
-MAIN = "main"
-"""The revision that SGLang takes where none is given."""
+MAIN, HEAD_KIND = "main", "LlamaForCausalLMEagle3"
+"""The revision that SGLang takes where none is given; the EAGLE-3 heads that it has a model of."""
 
 
 class AdmissionError(ValueError):
@@ -224,7 +225,7 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     """Checks the EAGLE-3 head; returns the number of tokens that it proposes."""
     steps = 3 if args.speculative_num_steps is None else args.speculative_num_steps
     tokens, topk = args.speculative_num_draft_tokens, args.speculative_eagle_topk
-    require(steps >= 1, "--speculative-num-steps", steps, "use 1 or more")
+    require(steps in range(1, 17), "--speculative-num-steps", steps, "use 1 to 16")
     fix = "use 1: PARSE's EAGLE-3 proposes a chain"
     require(topk in (None, 1), "--speculative-eagle-topk", topk, fix)
     fix = f"leave it out, or use {steps + 1}: one more than --speculative-num-steps"
@@ -232,35 +233,41 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     has_tiers, setting = args.enable_hierarchical_cache, flag_of("enable_hierarchical_cache")
     fix = f"leave it out with {flag('eagle3_path')}"
     require(not has_tiers, setting, has_tiers, fix)
-    check_head_fits(args, "eagle3_path", config.eagle3_path, target)
+    check_head_fits(args, "eagle3_path", config.eagle3_path, target, target.context_len)
     return steps
 
 
-def check_head_fits(args: Any, field: str, path: str, model: Any) -> None:
-    """Raises AdmissionError if a head does not fit the hidden states of its model.
+def check_head_fits(args: Any, field: str, path: str, model: Any, context_len: int) -> None:
+    """Raises AdmissionError if SGLang cannot run a head behind its model.
 
     Args:
         field: the name of its setting.
         model: the ``ModelConfig`` of the target or of the draft model.
+        context_len: the target's, up to which the head runs.
     """
     setting, who = flag(field), "target" if field == "eagle3_path" else "draft model"
     _check_folder(path, setting)
     head = _head_config(args, setting, path)
     check_heads(args, model, head, "head")
-    config, name, made = head.hf_config, f"{setting} {path}", f"use a head made for this {who},"
-    kinds = config.architectures or ()
-    is_head = any("eagle3" in kind.lower() for kind in kinds)
-    require(is_head, f"architectures of {name}", kinds, "give an EAGLE-3 head")
-    width = getattr(config, "target_hidden_size", None) or head.hidden_size
-    for what, value, wanted in (
-        ("hidden size", width, model.hidden_size),
-        ("vocabulary", head.vocab_size, model.vocab_size),
-    ):
-        require(value == wanted, f"{what} of {name}", value, f"{made} whose {what} is {wanted}")
-    key, num_layers = "eagle_aux_hidden_state_layer_ids", model.num_hidden_layers
+    config, made = head.hf_config, f"use a head made for this {who}, which has"
+    kinds, key = config.architectures or (), "eagle_aux_hidden_state_layer_ids"
     layer_ids = (getattr(config, "eagle_config", None) or {}).get(key) or ()
-    fit = all(0 <= layer < num_layers for layer in layer_ids)
-    require(fit, f"{key} of {name}", layer_ids, f"{made} which has {num_layers} layers")
+    width = getattr(config, "target_hidden_size", None) or head.hidden_size
+    size, words, num_layers = model.hidden_size, model.vocab_size, model.num_hidden_layers
+    own = getattr(config, "draft_vocab_size", None) or head.vocab_size
+    longer, length = envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN, head.context_len
+    name = f"{setting} {path}"
+    fix = f"give an EAGLE-3 head; if it is one, write {HEAD_KIND} there, as SGLang names it"
+    require(HEAD_KIND in kinds, f"architectures of {name}", kinds, fix)
+    require(width == size, f"hidden size of {name}", width, f"{made} {size}")
+    require(head.vocab_size == words, f"vocabulary of {name}", head.vocab_size, f"{made} {words}")
+    fits = all(0 <= layer < num_layers for layer in layer_ids)
+    require(fits, f"{key} of {name}", layer_ids, f"{made} {num_layers} layers")
+    fix = f"write false there: SGLang would not read the {own} rows of its own lm_head"
+    is_tied = config.tie_word_embeddings and own != head.vocab_size
+    require(not is_tied, f"tie_word_embeddings of {name}", True, fix)
+    fix = f"use --context-length {length}, or set {longer.name}=1: behind it proposals get worse"
+    require(length >= context_len or longer.get(), f"context length of {name}", length, fix)
 
 
 def check_no_head(args: Any) -> int:

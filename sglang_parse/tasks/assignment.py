@@ -34,7 +34,8 @@ def make_assignment(
     """Loads the file's prompts and their grader, or so many of the demo pair's problems:
     ``is_training`` ones, which no other program grades, or held-out ones."""
     if file is not None:
-        return file_assignment(file, grader, max_tokens or FILE_MAX_TOKENS)
+        items, command, limit = read_prompts(file), GraderCommand(grader), FILE_MAX_TOKENS
+        return Assignment(file.name, items, command.grade, max_tokens or limit, command.locate)
     module = load_problems()
     title, items = _demo_items(module, count, is_training)
 
@@ -71,12 +72,6 @@ def _demo_items(module: ModuleType, count: int, is_training: bool) -> tuple[str,
 
 
 SETTING = "--grader"
-
-
-def file_assignment(file: Path, grader: str, max_tokens: int) -> Assignment:
-    """Reads the prompts and starts the command, which grades and locates."""
-    items, command = read_prompts(file), GraderCommand(grader)
-    return Assignment(file.name, items, command.grade, max_tokens, command.locate)
 
 
 class GraderCommand:

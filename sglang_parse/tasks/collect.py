@@ -89,13 +89,8 @@ class Collector:
         server, options = self.endpoint, {"enabled": True, "drafting": "always", **(parse or {})}
         if parse is None:  # under PARSE's name the client would require drafts
             server, options = Remote(PLAIN, self.endpoint.url), {"enabled": False}
-        asking = Asking(
-            model=self.settings.model_name,
-            max_tokens=max_tokens,
-            parse=options,
-            limit_s=LONG_LIMIT_S,
-            **asking_more,
-        )
+        more = {"parse": options, "limit_s": LONG_LIMIT_S, **asking_more}
+        asking = Asking(self.settings.model_name, max_tokens, **more)
         items, at_once = items or self.task.items, self.settings.concurrency
         run = ask(server, items, indices, concurrency=at_once, asking=asking, on_answer=on_answer)
         return run.answers

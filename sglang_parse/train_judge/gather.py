@@ -84,6 +84,7 @@ class HiddenStates:
         """Writes the hidden states of a draft's trace record; returns the rest as plain data."""
         states = record["hidden_states"]
         raw = np.frombuffer(base64.b64decode(states["data"]), _DTYPES[states["dtype"]])
+        self.folder.mkdir(parents=True, exist_ok=True)
         np.save(self._path(draft), raw.reshape(states["shape"]))
         num_tokens = record["prefix_ends"][-1]
         return {
@@ -119,7 +120,6 @@ def gather(
     def read(answer: Answer) -> dict[str, Any]:
         return states.store(collector.grade_draft(answer), first_record(answer))
 
-    states.folder.mkdir(parents=True, exist_ok=True)
     limit = collector.served[0].draft_tokens + 2  # ends with the draft
     if given is None:
         limit = min(limit, collector.task.max_tokens)
@@ -139,7 +139,6 @@ def gather_later(
         drafts = collector.grade_later_drafts(answer)
         return [states.store(draft, records[draft.round]) for draft in drafts]
 
-    states.folder.mkdir(parents=True, exist_ok=True)
     parse = {"trace": True, "hidden_states": True}
     found = collector.collect(states.folder.name, indices, parse, read, wants_tokens=True)
     return [resegmented(_seen(one), segments) for later in found for one in later]

@@ -97,11 +97,13 @@ PAIRS = {
     "serve_llama3_70b.sh": LLAMA3_PAIR,
     "serve_llama3_70b_eagle3.sh": LLAMA3_PAIR,
 }
-# The head of the EAGLE-3 recipe: one layer of the target's width, its own small vocabulary.
+# The head of the EAGLE-3 recipe: one layer of the target's width, its own small vocabulary, and
+# fewer positions than the models.
 HEAD = (
     LLAMA3
     | shape(8192, 1, 64, 28672, head_dim=128)
     | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
+    | {"max_position_embeddings": 2048}
 )
 
 
@@ -207,7 +209,9 @@ def known_flags() -> set[str]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_servers_checks_pass(recipe: str, tmp_path: Path, known_flags: set[str]):
+def test_the_servers_checks_pass(
+    recipe: str, tmp_path: Path, known_flags: set[str], monkeypatch: pytest.MonkeyPatch
+):
     """Every flag exists, and the checks of SGLang and PARSE pass on the models' shapes."""
     from sglang.srt.arg_groups.overrides import resolved_view
 
@@ -215,6 +219,10 @@ def test_the_servers_checks_pass(recipe: str, tmp_path: Path, known_flags: set[s
 
     models = write_models(tmp_path, recipe)
     module, *argv = run_recipe(recipe, tmp_path, models, "--device", "cuda")[1:]
+    for export in re.findall(
+        r"^export (\w+)=(\w+)$", (EXAMPLES / recipe).read_text(), re.MULTILINE
+    ):
+        monkeypatch.setenv(*export)
     assert module == "sglang.launch_server"
     flags = [word for word in argv if word.startswith("--")]
     assert set(flags) <= known_flags

@@ -394,7 +394,9 @@ EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path")
 DEMO_PAIR = (DEMO / "target", DEMO / "draft")
 
 
-@pytest.mark.parametrize(("flags", "steps"), [((), 3), (("--speculative-num-steps", "5"), 5)])
+@pytest.mark.parametrize(
+    ("flags", "steps"), [((), 3), *((("--speculative-num-steps", f"{n}"), n) for n in (1, 5, 16))]
+)
 def test_num_steps_of_an_eagle3_head(flags: tuple[str, ...], steps: int):
     from sglang.srt.arg_groups.overrides import resolved_view
 
@@ -412,6 +414,7 @@ def test_num_steps_of_an_eagle3_head(flags: tuple[str, ...], steps: int):
         ((*EAGLE3, str(DEMO / "draft")), "architectures of .*draft is .*give an EAGLE-3 head"),
         ((*EAGLE3, str(HEAD), "--speculative-eagle-topk", "4"), "--speculative-eagle-topk is 4"),
         ((*EAGLE3, str(HEAD), "--speculative-num-steps", "0"), "--speculative-num-steps is 0"),
+        ((*EAGLE3, str(HEAD), "--speculative-num-steps", "17"), "num-steps is 17.*use 1 to 16"),
         (
             (*EAGLE3, str(HEAD), "--speculative-num-draft-tokens", "9"),
             "--speculative-num-draft-tokens is 9.*use 4",

@@ -18,6 +18,7 @@ from sglang_parse.core.phases import (
     ANSWERS,
     ENDPOINT,
     GRAMMAR,
+    MODEL,
     PREDICTION,
     Phase,
     RequestPolicy,
@@ -174,6 +175,27 @@ def test_the_order_of_sources(monkeypatch: pytest.MonkeyPatch):
     assert req.parse_state.phase is Phase.WAITING
     assert ANSWERS not in req.parse_state.texts
     assert Server(monkeypatch, model=True).chain.start(server.request()) == ""
+
+
+@pytest.mark.parametrize(("speedup", "source"), [(1.1, PREDICTION), (30.0, MODEL)])
+def test_a_text_drafts_where_it_brings_more_than_the_draft_model(
+    monkeypatch: pytest.MonkeyPatch, speedup: float, source: str
+):
+    """The first draft tells whether a text fits, and this one does, beside a model of this speedup
+    over decode steps."""
+    server = Server(monkeypatch, model=True, mode="auto")
+    for _ in range(8):
+        for stage, size in ((Stage.DECODE, 1), (Stage.VERIFY, 8), (Stage.VERIFY, 32)):
+            server.controller.observe([StageTime(stage, size, 1, 10.0)], [(None, 1)])
+    req = server.request(prediction="one two three four five six seven eight nine ten")
+    server.controller.stats(req.parse_state.draft_key).switch(1).speedup = speedup
+    assert server.start(req, "o") == ""
+    assert req.parse_state.draft.source == PREDICTION
+    text = drafted(req)
+    outcome = VerifyOutcome(*[len(text)] * 3, reject_end=None, is_finished=False)
+    server.chain.observe(req, outcome)
+    assert server.start(req, text) == ""
+    assert req.parse_state.draft.source == source
 
 
 def test_nothing_drafts(monkeypatch: pytest.MonkeyPatch):

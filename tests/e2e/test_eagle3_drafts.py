@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
+from sglang_parse.client.servers import awake
 from support.client import (
     EXACT,
     Client,
@@ -21,7 +22,18 @@ from support.client import (
     parse_info,
 )
 from support.demo_pair import rendered
-from support.servers import AHEAD, ALWAYS, OVERLAP, PARSE, SEED, Start, served
+from support.random_adapter import two_adapters
+from support.servers import (
+    AHEAD,
+    ALWAYS,
+    OVERLAP,
+    PARSE,
+    SEED,
+    Start,
+    plugin,
+    served,
+    two_ranks_environment,
+)
 
 HEAD = str(DEMO_PAIR / "eagle3")
 ALONE = ("--model-path", str(DEMO_PAIR / "target"), *PARSE, "--parse-eagle3-path", HEAD)
@@ -179,6 +191,38 @@ def test_a_failing_head_ends_its_requests(
     wanted = wordings_plain.generate(prompts[1], **LIMIT)
     assert_same(alone.generate(prompts[1], parse=EXACT, **LIMIT), wanted)
     alone.assert_nothing_lost()
+
+
+@MORE
+def test_two_ranks_and_adapters(
+    start_server: Start,
+    wordings_plain: Client,
+    prompts: list,
+    tmp_path_factory: pytest.TempPathFactory,
+):
+    """Rank 1's logits are noise, so only rank 0's proposals and choices may count. The head does
+    not know what an adapter makes of the target: such requests do without it, in the same batch."""
+    folder = tmp_path_factory.mktemp("head-drafts-ranks")
+    adapters = two_adapters(DEMO_PAIR / "target", folder / "lora")
+    flags = (*ALONE, *ALWAYS, *OVERLAP, *SEED, "--tp-size", "2", *adapters)
+    with plugin("rank_noise", RANK_NOISE_DIR=str(folder)), two_ranks_environment():
+        server = start_server("eagle3-drafts-ranks", *flags)
+    with awake(server):
+        client = Client.of(server)
+        with ThreadPoolExecutor(8) as pool:
+            jobs = [
+                pool.submit(client.generate, prompt, top=top, parse=EXACT, **LIMIT)
+                for prompt, top in zip(prompts, [{}, {"lora_path": "loud"}] * 4, strict=True)
+            ]
+            answers = [job.result() for job in jobs]
+        client.assert_nothing_lost()
+    server.stop()
+    assert ids_of(answers[::2]) == ids_of(wordings_plain.generate_all(prompts[::2], 4, **LIMIT))
+    assert _per_pass(answers[::2]) > 2.5
+    for answer in answers[1::2]:
+        info = parse_info(answer)
+        assert (info["decode_accelerator"], info["eagle3_steps"]) == ("none", 0)
+        assert "eagle3" not in info["sources"]
 
 
 # -- beside a draft model ---------------------------------------------------------------

@@ -514,6 +514,15 @@ def test_cost_of_a_pass_at_the_load():
     assert controller.extra_cost(399) == pytest.approx(2.0, rel=0.02)
 
 
+def test_what_the_draft_model_would_bring():
+    controller = with_costs()
+    assert controller.drafted_tokens(HALF) == 1
+    run(controller, [HALF], {HALF: all_of}, 60)
+    assert controller.drafted_tokens(HALF) == pytest.approx(controller.speedup)
+    controller.stats(HALF).switch(1).is_on = False
+    assert controller.drafted_tokens(HALF) == 1
+
+
 # -- an EAGLE-3 head -------------------------------------------------------------------
 
 

@@ -125,8 +125,7 @@ class Controller:
                 self._lengths[key] = self._best(stats, max(1, self._num_drafting))[1]
             return max(min(4, self._lengths[key]), self._lengths[key] >> failures)
         if self._now < switch.probe_at:
-            speedup = switch.speedup or 0.0
-            return self._no_draft(f"drafting suspended: speedup {speedup:.2f}, below 1")
+            return self._no_draft(f"drafting suspended: speedup {switch.speedup or 0:.2f}, below 1")
         stats.begin(0, probing=switch)
         stats.lost_ms = 0.0
         wait_ms = max(switch.wait_ms, config.retry_every * (step.at(self.num_running) or 0.0))
@@ -151,13 +150,12 @@ class Controller:
 
         wait_ms = 0.0
         if self.layouts.current.size > 1:  # drafts that are ready wait for the slowest one
-            wait_ms = max(0.0, stats.round_ms - ms(stats.round_tokens))
-            wait_ms = min(wait_ms, 2 * (verify.at(self.num_running) or 0.0))
+            wait_ms = min(stats.round_ms - ms(stats.round_tokens), 2 * self.ms(Stage.VERIFY))
         bound, best = limits.max_draft_latency_ms or math.inf, (0.0, 0)
         for length in draft_lengths(limits.draft_tokens):
             num_drafted, num_output = stats.acceptance.expect(length)
             if not best[1] or ms(num_drafted) <= bound:
-                best = max(best, ((1 + num_output) / (ms(num_drafted) + wait_ms), length))
+                best = max(best, ((1 + num_output) / (ms(num_drafted) + max(0.0, wait_ms)), length))
         return best[0] * step_ms / self._tokens_per_step, best[1]
 
     def ms(self, stage: Stage, size: float = 0) -> float:
@@ -323,21 +321,27 @@ class Controller:
         """Tokens that the running requests decode in that time; 0 unless adaptive."""
         return self.steps_in(ms) * self.num_running * self._tokens_per_step
 
-    def extra_cost(self, num_rows: int, *, always: bool = False) -> float:
-        """Cost of verifying ``num_rows`` rows of one request instead of a decode step of it, in
-        tokens that the running requests decode in that time, and those that an EAGLE-3 head would
-        have added to the step; 0 unless adaptive.
+    def extra_cost(self, rows: int, *, always: bool = False) -> float:
+        """Cost of verifying so many rows of one request instead of a decode step of it, in tokens
+        that the running requests decode in that time, and those that an EAGLE-3 head would have
+        added to the step; 0 unless adaptive.
 
         Args:
             always: see ``plan``: it costs nothing then.
         """
         if always or not self.is_adaptive:
             return 0.0
-        pass_ms = self._costs[Stage.VERIFY].at(self.num_running - 1 + num_rows)
-        if pass_ms is None or not self.ms(Stage.DECODE):
-            return self.config.row_cost * num_rows
-        more_ms = max(0.0, pass_ms - self.ms(Stage.DECODE))
-        return self.tokens_in(more_ms) + max(0.0, self._tokens_per_step - 1)
+        num_steps = self.steps_in(self.ms(Stage.VERIFY, self.num_running - 1 + rows))
+        if not num_steps:
+            return self.config.row_cost * rows
+        more_steps = self.num_running * max(0.0, num_steps - 1)
+        return max(0.0, self._tokens_per_step * (1 + more_steps) - 1)
+
+    def drafted_tokens(self, key: DraftKey) -> float:
+        """Tokens that the draft model's drafts bring in the time of a decode step's token; 1 where
+        they are suspended, or not measured yet."""
+        switch = self.stats(key).switch(self.num_running)
+        return (switch.is_on and switch.speedup) or 1.0
 
     def observe_answer(self, key: DraftKey, num_tokens: int, num_decoded: int) -> None:
         """Records a finished answer: the tokens that a head processes for it, prompt included, and

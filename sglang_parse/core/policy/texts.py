@@ -71,6 +71,7 @@ class TextLength:
         num_written: int,
         extra_cost: Callable[[int], float],
         ends: Sequence[int] = (),
+        rival: float = 1.0,
     ) -> int:
         """Returns the draft tokens that are worth verifying, 0 for none.
 
@@ -81,28 +82,28 @@ class TextLength:
             extra_cost: cost of verifying that many draft tokens, beyond a decode step.
             ends: where segments end among the next ``2 * longest`` tokens, ascending; none where
                 every token is verified.
+            rival: tokens that another source's drafts bring in the time of a decoded one: a draft
+                has to bring more, but for the first, which tells whether the text fits.
         """
-        left = self._left(num_written)
+        left = self.left(num_written)
         if not limit or left <= 0:
             return 0
-        longest = min(limit, self.longest)
-        lengths = {whole_segments(max(1, longest >> i), ends) for i in range(4)}
+        lengths = {whole_segments(max(1, min(limit, self.longest) >> i), ends) for i in range(4)}
         costs = {n: cost for n in lengths if (cost := extra_cost(n)) <= left}
-        gains = {n: self._source.expect(match_len, n) - cost for n, cost in costs.items()}
+        expect = self._source.expect
+        gains = {n: expect(match_len, n) + 1 - rival * (1 + cost) for n, cost in costs.items()}
         best = max(gains, key=lambda length: gains[length], default=0)
         if best and gains[best] >= self._config.text_min_gain:
             return best
         place = min(match_len, KNOWN_WELL)
-        if place not in (0, KNOWN_WELL) or not self._has_hit.get(place, True):
+        may_try = self._has_hit.get(place, True) and (rival <= 1 or place not in self._has_hit)
+        if place not in (0, KNOWN_WELL) or not may_try:
             return 0
         # Only a draft tells whether it fits, and only a pass what a pass costs.
         return min(costs, default=0 if match_len or self._has_hit else min(lengths))
 
-    def can_lose(self, num_written: int) -> bool:
-        """Whether the request may lose something more."""
-        return self._left(num_written) > 0
-
-    def _left(self, num_written: int) -> float:
+    def left(self, num_written: int) -> float:
+        """Tokens that the request may still lose."""
         return self._max_loss + self._config.text_loss_rate * num_written - self.net_loss
 
     def lose(self, cost: float) -> None:
@@ -111,12 +112,11 @@ class TextLength:
 
     def observe(self, match_len: int, outcome: VerifyOutcome, cost: float) -> None:
         """Records a verified draft and its cost beyond a decode step."""
-        num_output = outcome.num_output
-        self._has_hit[min(match_len, KNOWN_WELL)] = num_output > 0
+        self._has_hit[min(match_len, KNOWN_WELL)] = outcome.num_output > 0
         self._source.observe(match_len, outcome)
-        self.net_loss = max(-self._max_gain, self.net_loss + cost - num_output)
-        if num_output == outcome.num_verified:
-            self.longest = max(self.longest, 2 * num_output)
+        self.net_loss = max(-self._max_gain, self.net_loss + cost - outcome.num_output)
+        if outcome.num_output == outcome.num_verified:
+            self.longest = max(self.longest, 2 * outcome.num_output)
         else:
             self.longest = max(self._config.text_tokens, self.longest // 2)
 

@@ -27,6 +27,7 @@ NOTHING = "no draft model, and no text that may draft"
 
 class SourceChain:
     """Asks a server's sources for drafts: texts first, which cost a verify pass and no drafting.
+    Each is weighed against what the next ones would bring in the same time.
 
     Args:
         predictions: drafts from predicted outputs.

@@ -85,7 +85,7 @@ class EndpointSource(TextSource):
         if self._pause:
             self._pause -= 1
             return f"{self.name}: it failed before"
-        if not state.texts[self.name].length.can_lose(len(state.output_ids)):
+        if state.texts[self.name].length.left(len(state.output_ids)) <= 0:
             return f"{self.name}: its drafts do not pay"
         self._ask(req)
         state.wait_for_text(self.name)

@@ -70,13 +70,14 @@ class TextSource:
             return reason
         state, text = req.parse_state, req.parse_state.texts[self.name]
         match, num_output = text.match, len(state.output_ids)
-        if not match.follows and not text.length.can_lose(num_output):
+        if not match.follows and text.length.left(num_output) <= 0:
             return f"{self.name}: it did not fit"  # a search would cost, too
         limit = min(self._config.draft_tokens, tokens_left(req))
         rest = self._rest(text, limit) if limit > 1 else ()
         cost = partial(self._cost, always=state.policy.always_drafts)
         ends = self._ends(text, rest, limit)
-        length = text.length.choose(match.match_len, len(rest), num_output, cost, ends)
+        rival = self._rival(req)
+        length = text.length.choose(match.match_len, len(rest), num_output, cost, ends, rival)
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
         draft_ids = [*rest[:length]]
@@ -144,3 +145,10 @@ class TextSource:
     def _cost(self, num_tokens: int, *, always: bool) -> float:
         rows = 1 + num_tokens + self._max_prefixes * self._question_rows
         return self._controller.extra_cost(rows, always=always)
+
+    def _rival(self, req: Req) -> float:
+        """See ``TextLength.choose``: of the draft model, if this request's drafts were of use."""
+        state, controller = req.parse_state, self._controller
+        if state.policy.always_drafts or controller.rests(state.draft_key, state.num_failed):
+            return 1.0
+        return controller.drafted_tokens(state.draft_key)
