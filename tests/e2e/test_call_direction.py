@@ -26,6 +26,25 @@ Place = tuple[str, str]
 
 
 MORE = pytest.mark.nightly("tests/e2e/test_call_direction.py::test_no_call_goes_up")
+CHAPTERS = (
+    "core.block",
+    "core.policy",
+    "core.request_telemetry",
+    "engine.drafting",
+    "engine.prefill",
+    "patches",
+    "telemetry",
+)
+VERIFY_ITERATION = {
+    *("engine.worker", "engine.overlap", "engine.step", "engine.schedule", "engine.verify"),
+    *("engine.forward", "engine.commit", "engine.result", "engine.target", "engine.timing"),
+    *("engine.batch", "engine.requests", "engine.parts", "engine.judge.judge"),
+    *("engine.logits.adjust", "engine.logits.sampling"),
+    *("engine.sources.chain", "engine.sources.draft_model"),
+    *("core.request", "core.kv_demand", "core.counters", "core.mask"),
+    *("attention.spec_input", "attention.native"),
+}
+"""At most 25, the eight of the engine's page among them."""
 
 
 @pytest.fixture(scope="module", params=["off", pytest.param("on", marks=MORE)])
@@ -100,6 +119,19 @@ def test_the_profile_covers_draft_verify_and_decode(calls: list[tuple[Place, Pla
 
 def test_no_call_goes_up(calls: list[tuple[Place, Place]]):
     assert list(upward(calls)) == []
+
+
+def test_a_verify_iteration_is_followed_in_few_files(calls: list[tuple[Place, Place]]):
+    """Who calls others between SGLang's scheduler and its result. What is called and calls nobody
+    is read by its docstring; drafting, prefills, the policy and telemetry are chapters of their
+    own."""
+    callers = {
+        caller.removeprefix("sglang_parse.")
+        for (caller, _), (callee, _) in calls
+        if caller != callee
+    }
+    assert {name for name in callers if not name.startswith(CHAPTERS)} <= VERIFY_ITERATION
+    assert len(VERIFY_ITERATION) <= 25
 
 
 def test_an_upward_call_is_found():

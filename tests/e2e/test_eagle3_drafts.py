@@ -21,7 +21,7 @@ from support.client import (
     ids_of,
     parse_info,
 )
-from support.demo_pair import rendered
+from support.demo_pair import DEMO, rendered
 from support.random_adapter import two_adapters
 from support.servers import (
     AHEAD,
@@ -252,3 +252,24 @@ def test_beside_a_draft_model(beside: Client, wordings_plain: Client, tasks: lis
     used = [{*parse_info(answer)["sources"]} for answer in answers]
     assert set.union(*used) == {"model", "eagle3"}
     beside.assert_nothing_lost()
+
+
+@MORE
+def test_another_pairs_head(start_server: Start, demo_plain: Client, problems: list):
+    """The question pair's target and head: plain's answers in stock EAGLE3's passes."""
+    target, head = ("--model-path", str(DEMO / "target")), str(DEMO / "eagle3")
+    prompts, limit = [problem.prompt for problem in problems[:12]], {"max_new_tokens": 220}
+    wanted = ids_of(demo_plain.generate_all(prompts, 8, **limit))
+    flags = ("--parse-eagle3-path", head, "--parse-verification", "token", *ALWAYS)
+    for client in served(start_server, "eagle3-other", *target, *PARSE, *flags, *SEED):
+        answers = client.generate_all(prompts, 8, **limit)
+        client.assert_nothing_lost()
+    chain = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", head)
+    steps = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
+    more = ("--speculative-num-draft-tokens", "4", *SEED)
+    for client in served(start_server, "eagle3-other-chain", *target, *chain, *steps, *more):
+        theirs = client.generate_all(prompts, 8, **limit)
+    assert ids_of(answers) == ids_of(theirs) == wanted
+    passes = [_head(answer)["rounds"] for answer in answers]
+    assert passes == [answer["meta_info"]["spec_verify_ct"] for answer in theirs]
+    assert _per_pass(answers) > 2
