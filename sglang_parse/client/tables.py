@@ -60,7 +60,10 @@ def publish(console: Console, file: Path, content: Any, title: str, sections: Se
 def make_progress(console: Console) -> Progress:
     """Progress bars with a title, a count and the elapsed time."""
     return Progress(
-        *("{task.description:<34}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+        "{task.description:<34}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
         console=console,
     )
 

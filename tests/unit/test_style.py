@@ -114,7 +114,7 @@ def test_the_policy_keeps_its_budget():
     assert len(fields(PolicyConfig)) <= 25
 
 
-PACKAGE_LINES = 17_348
+PACKAGE_LINES = 17_351
 MAX_FILE_LINES = 350
 LONGER_FILES = {
     "core/config.py",
@@ -155,6 +155,18 @@ def test_functions_are_read_at_once():
 def test_no_class_has_the_name_of_another():
     names = Counter(node.name for node in package_nodes() if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == set()
+
+
+def test_a_call_names_its_arguments_one_by_one():
+    """No star over a literal: it hides which parameter gets what, from readers and from mypy."""
+    found = {
+        ast.unparse(node)
+        for node in package_nodes()
+        if isinstance(node, ast.Call)
+        for given in node.args
+        if isinstance(given, ast.Starred) and isinstance(given.value, ast.Tuple | ast.List)
+    }
+    assert found == set()
 
 
 def test_a_row_is_no_index_of_a_request():
