@@ -28,8 +28,8 @@ LOGITS_BYTES = 12
 """Traffic of one logit: bf16 and fp32, written and read."""
 LAYER_HOST_MS, PASS_HOST_MS = 0.36, 4.0
 """Host time of a forward in pieces, as prefills and verify passes are, and of a pass beyond it."""
-EAGLE3_STEPS, EAGLE3_HOST_MS = 3, 3.0
-"""``--speculative-num-steps``, time of an iteration beyond its forwards."""
+EAGLE3_HOST_MS = 3.0
+"""Time of an iteration of stock EAGLE3 beyond its forwards."""
 REDUCE_MS = 0.01
 """Of a sum over GPUs, of which a layer has two; a guess, not fitted."""
 BLOCK_KERNELS, ALL_LOGITS_ROWS = 50, 256
@@ -127,7 +127,7 @@ class Workload:
         """ms of all steps of an EAGLE-3 head of the model."""
         head = replace(model, num_hidden_layers=1, vocab_size=EAGLE3_VOCAB, num_experts=1)
         head = replace(head, is_quantized=False, experts_per_token=1)
-        return EAGLE3_STEPS * self.forward(head, 1).ms
+        return self.settings.head_steps * self.forward(head, 1).ms
 
     def tokens_per_forward(self, layout: DraftLayout) -> float:
         """Draft tokens of a forward. With masks after the last row, the block after a wrong
@@ -147,8 +147,8 @@ class Workload:
     def eagle3(self, accept_length: float, *, in_pieces: bool = False) -> float:
         """At a mean number of tokens per target forward: stock EAGLE3, or PARSE with the head where
         its verify passes are one graph, or run ``in_pieces``."""
-        target = self.settings.target
-        one = self.verify(EAGLE3_STEPS) if in_pieces else self.forward(target, 1 + EAGLE3_STEPS)
+        target, steps = self.settings.target, self.settings.head_steps
+        one = self.verify(steps) if in_pieces else self.forward(target, 1 + steps)
         return self._answer(one.ms + self.heads(target) + EAGLE3_HOST_MS, accept_length)
 
     def parse(
@@ -164,7 +164,7 @@ class Workload:
         drafting = [(self.draft_forward(one).ms, self.tokens_per_forward(one)) for one in layouts]
         if accept_length:
             draft = self.settings.draft
-            one = self.forward(draft, 1 + EAGLE3_STEPS).ms + self.heads(draft)
+            one = self.forward(draft, 1 + self.settings.head_steps).ms + self.heads(draft)
             drafting.append((one, accept_length))
         prompt = self.prefill(self.settings.draft).ms if drafting else 0.0
 

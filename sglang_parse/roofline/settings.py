@@ -17,7 +17,7 @@ GPUS = {
     "rtx4090": (1.008, 165, 24),
 }
 """TB/s, TFLOP/s in bf16 without sparsity, GB of memory: the makers' data sheets."""
-BF16_BYTES = 2
+BF16_BYTES, MAX_HEAD_STEPS = 2, 16
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class RooflineSettings(Flags):
         "chance that a token which a parallel draft model proposes is its own; the demo draft's",
         type=fraction,
     )
+    head_steps: int = option(3, "tokens that an EAGLE-3 head proposes, 1 to 16", type=at_least(1))
     accept_length: float = option(
-        3.0, "tokens per forward of a model with an EAGLE-3 head, 1 to 4", type=float
+        3.0, "tokens per forward of a model with an EAGLE-3 head, 1 to --head-steps + 1", type=float
     )
     input_len: int = option(128, "tokens", type=at_least(1))
     output_len: int = option(257, "tokens", type=at_least(8))
@@ -54,8 +55,11 @@ class RooflineSettings(Flags):
     def __post_init__(self) -> None:
         if not (self.concurrencies and self.acceptances):
             raise BenchError("--concurrency and --acceptance need numbers, such as 1,8")
-        if not 1 <= self.accept_length <= 4:
-            raise BenchError(f"--accept-length is {self.accept_length:g}; use 1 to 4")
+        if self.head_steps > MAX_HEAD_STEPS:
+            raise BenchError(f"--head-steps is {self.head_steps}; use 1 to {MAX_HEAD_STEPS}")
+        if not 1 <= self.accept_length <= 1 + self.head_steps:
+            text = f"--accept-length is {self.accept_length:g}; use 1 to {1 + self.head_steps}"
+            raise BenchError(f"{text}, or more --head-steps")
         kv_tokens = max(self.concurrencies) * (self.input_len + self.output_len)
         needed = sum(one.num_bytes(BF16_BYTES, kv_tokens) for one in (self.target, self.draft))
         memory = self.tp_size * GPUS[self.gpu][2]

@@ -117,7 +117,8 @@ def test_heads_that_a_config_leaves_out(tmp_path: Path):
     [
         (("--target", "15b"), "'15b' gives no shape .*No such file.*; use qwen3_0_6b, qwen3_14b, "),
         (("--target", "235b-a22b-fp8"), "take 238 GB and --gpu h100 has 80"),
-        (("--accept-length", "5"), "--accept-length is 5; use 1 to 4"),
+        (("--accept-length", "5"), "--accept-length is 5; use 1 to 4, or more --head-steps"),
+        (("--head-steps", "17"), "--head-steps is 17; use 1 to 16"),
         (("--draft", str(SHAPES.parent / "shape.py")), "gives no shape .*JSONDecodeError"),
         (("--gpu", "rtx4090"), "take 32 GB and --gpu rtx4090 has 24; use a larger one"),
         (("--concurrency", "1,999"), "take 138 GB and --gpu h100 has 80; use .* fewer requests"),
@@ -183,6 +184,9 @@ def test_heads_of_target_and_draft():
             load.parse(0.97, *way)[0] for way in (((ONE_TOKEN,),), ((), 3.0), (BLOCKS,))
         )
         assert blocks < head < one
+    # More steps cost more, and pay where a judge accepts more of them.
+    longer = Workload(replace(H100, head_steps=7), 1)
+    assert longer.eagle3(4.5) < Workload(H100, 1).eagle3(3.0) < longer.eagle3(3.0)
     # Its steps read one layer and the head's own words.
     assert load.heads(H100.draft) < load.draft_forward(ONE_TOKEN).ms
 
