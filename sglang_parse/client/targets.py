@@ -135,7 +135,8 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
 
 
 def _algorithm(name: str, draft: str) -> tuple[str, ...]:
-    return ("--speculative-algorithm", name.upper(), "--speculative-draft-model-path", draft)
+    model = ("--speculative-draft-model-path", draft) if draft else ()
+    return ("--speculative-algorithm", name.upper(), *model)
 
 
 def _steps(num_steps: int) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Command -> its defaults."""
 
 
-def _remotes(texts: Sequence[str]) -> dict[str, Remote]:
+def read_remotes(texts: Sequence[str]) -> dict[str, Remote]:
+    """A setting's ``read``: running servers by their names, of NAME=URL each."""
     remotes = {}
     for text in texts:
         name, _, url = text.partition("=")
@@ -99,7 +100,7 @@ class CompareSettings(TaskSettings):
         name="--url",
         action="append",
         metavar="NAME=URL",
-        read=_remotes,
+        read=read_remotes,
     )
     max_alive: int = model(
         lambda: max(1, int(psutil.virtual_memory().available / DEMO_SERVER_BYTES)),

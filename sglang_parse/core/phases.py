@@ -300,8 +300,9 @@ class TraceRecord(TypedDict):
             last measured ``speedup``, null before the first.
         hidden_states: if requested: the target's, of the anchor and the verified draft tokens:
             ``layers``, ``dtype``, ``shape`` and ``data``, little-endian bytes in base64.
-        draft_logprobs, draft_entropies: with these, per verified draft token its log-probability
-            and the entropy of the target's prediction, in nats.
+        draft_logprobs, draft_entropies: with the likelihood, a verdict head or hidden states: per
+            verified draft token its log-probability and the entropy of the target's prediction, in
+            nats.
     """
 
     output_start: int

@@ -50,9 +50,10 @@ def trace_record(
         "target_token_ids": list(result.target_tokens[: num_verified + 1]),
         "plan": asdict(state.plan) if state.plan else {},
     }
-    if result.hidden is not None:
-        hidden, scores = result.hidden[: num_verified + 1], result.scores[:num_verified]
-        record["hidden_states"] = encode_hidden_states(hidden, layers)
+    if scores := result.scores[:num_verified]:
         record["draft_logprobs"] = [row[2] for row in scores]
         record["draft_entropies"] = [row[3] for row in scores]
+    if result.hidden is not None:
+        hidden = result.hidden[: num_verified + 1]
+        record["hidden_states"] = encode_hidden_states(hidden, layers)
     return record

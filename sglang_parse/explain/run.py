@@ -87,7 +87,7 @@ def as_json(traced: Traced) -> dict[str, Any]:
 def decoder(settings: ExplainSettings) -> Decode:
     """Decodes by the given tokenizer, else by the server."""
     if not settings.tokenizer:
-        return partial(_decode_there, settings.url.rstrip("/"))
+        return partial(decode_there, settings.url.rstrip("/"))
     from transformers import AutoTokenizer
 
     try:
@@ -97,7 +97,8 @@ def decoder(settings: ExplainSettings) -> Decode:
     return lambda texts: [tokenizer.decode(list(ids)) for ids in texts]
 
 
-def _decode_there(url: str, texts: Sequence[Sequence[int]]) -> list[str]:
+def decode_there(url: str, texts: Sequence[Sequence[int]]) -> list[str]:
+    """Decodes a batch of token ids by the server's tokenizer, special tokens included."""
     tokens = [list(ids) for ids in texts]
     body = {"model": MODEL, "tokens": tokens, "skip_special_tokens": False}
     try:
