@@ -67,6 +67,14 @@ COMMANDS = (
         "compare",
     ),
     Command(
+        "try",
+        "what PARSE gains for your target and draft model, why not more, and the flags to set",
+        "Checks the pair, starts PARSE and the plain target in turn, or takes running ones, and "
+        "asks them prompts; predicts token mode and the likelihood at several draft lengths from "
+        "what the target reads in drafts: results.json and report.html, in a quarter of an hour.",
+        "trial",
+    ),
+    Command(
         "doctor",
         "check a server before it starts, or one that runs: a line and a fix per problem",
         "Checks this machine and, given the flags of python -m sglang.launch_server, the server "

@@ -17,6 +17,20 @@ _EVERYDAY = (
     "Name the planets of the solar system in order, one per line, with one fact each.",
     "I buy 3 pens for 1.20 each and a book for 7.50. I pay with 20. What change do I get?",
     "Explain in four sentences why the sky is blue.",
+    "Write an email to a landlord: the heating has been broken since Monday.",
+    "Summarise the plot of Romeo and Juliet in five sentences.",
+    "Write a Python function that checks whether a string is a palindrome, and two tests of it.",
+    "A recipe for 4 people needs 300 g of rice. How much is needed for 10? Show the steps.",
+    "What is the difference between a list and a tuple in Python? Give an example of each.",
+    "Translate into French: The meeting was moved to Thursday, because the room is taken.",
+    "List five things to check before a long trip by car, with a reason for each.",
+    "Write an SQL query for the ten customers with the most orders in a year.",
+    "How do I undo my last git commit without losing my changes?",
+    "Give the capital and the population of five countries in Europe, as a JSON list of objects.",
+    "Explain to a ten-year-old what a computer program is.",
+    "A shirt costs 40 and is reduced by 15 %, then by 10 %. What does it cost now?",
+    "Write a short description of a second-hand bicycle for an advertisement.",
+    "What are the arguments for and against working from home? Three of each.",
 )
 
 

@@ -117,12 +117,12 @@ def _server_spec(models: Models, name: str) -> ServerSpec:
 
 def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
     if kind == STANDALONE:
-        return (*_algorithm(STANDALONE, models.draft), *_steps(models.standalone_steps))
+        return (*algorithm_flags(STANDALONE, models.draft), *_steps(models.standalone_steps))
     if kind == EAGLE3:
-        return (*_algorithm(EAGLE3, _head(models)), *_steps(models.eagle3_steps))
+        return (*algorithm_flags(EAGLE3, _head(models)), *_steps(models.eagle3_steps))
     if kind not in WITH_PARSE:
         return ()
-    parse = _algorithm(PARSE, models.draft)
+    parse = algorithm_flags(PARSE, models.draft)
     found = (*parse, *_judge_flags(models, kind), *models.parse_flags)
     if kind == PARSE_ONE:  # what the draft's several tokens a forward are worth
         return (*found, *parse_settings(draft_parallel_tokens=1))
@@ -134,7 +134,8 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
     return found
 
 
-def _algorithm(name: str, draft: str) -> tuple[str, ...]:
+def algorithm_flags(name: str, draft: str) -> tuple[str, ...]:
+    """Flags of a speculative algorithm; ``draft`` "": without a draft model."""
     model = ("--speculative-draft-model-path", draft) if draft else ()
     return ("--speculative-algorithm", name.upper(), *model)
 

@@ -1,0 +1,83 @@
+"""The command line of ``sglang-parse try``, and the servers that it starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sglang_parse.client.demo_pair import is_of_demo_pair
+from sglang_parse.client.flags import Flags, at_least, option, split_words
+from sglang_parse.client.records import PARSE, PLAIN, BenchError
+from sglang_parse.client.servers import Remote, ServerSpec
+from sglang_parse.client.targets import Models, server_specs
+from sglang_parse.compare.settings import read_remotes
+from sglang_parse.core.judge import LIKELIHOOD
+
+CPU_FLAGS = "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 16384"
+ONLINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
+
+
+@dataclass(frozen=True)
+class TrialSettings(Flags):
+    target: str = option("", "path or name; not needed where both servers run")
+    draft: str = option("", "path or name of a smaller model with the same tokenizer")
+    prompts: Path | None = option(
+        None,
+        'lines of text, or of JSON: a text or an object with "prompt" (default: 20 questions; for '
+        "the demo pair its problems)",
+        type=Path,
+        metavar="FILE",
+    )
+    remotes: dict[str, Remote] = option(
+        [],
+        "a running server instead of one started here: plain=URL, parse=URL",
+        name="--url",
+        action="append",
+        metavar="NAME=URL",
+        read=read_remotes,
+    )
+    flags: tuple[str, ...] = option(
+        "", f"of SGLang, for both servers (default without a GPU: {CPU_FLAGS})", read=split_words
+    )
+    requests: int = option(20, "prompts asked at most", type=at_least(1))
+    max_tokens: int = option(128, "longest answer; less where it takes long", type=at_least(16))
+    budget: int = option(600, "seconds for answers; starts come on top", type=at_least(1))
+    output: Path = option(Path("build/try"), "folder", type=Path)
+
+    def __post_init__(self) -> None:
+        missing = {PLAIN, PARSE} - self.remotes.keys()
+        if others := ", ".join(self.remotes.keys() - {PLAIN, PARSE}):
+            raise BenchError(f"--url names {others}; use {PLAIN}=URL or {PARSE}=URL")
+        if missing and not self.target:
+            names = ", ".join(sorted(missing))
+            raise BenchError(f"no server for {names}; fix: give --target, or --url of both")
+
+    @property
+    def models(self) -> Models:
+        """Of the servers that are started; the likelihood needs nothing but the target."""
+        flags = self.flags or (() if has_gpu() else split_words(CPU_FLAGS))
+        return Models(self.target, self.draft, flags=flags, judge=LIKELIHOOD)
+
+    def specs(self) -> list[ServerSpec]:
+        """The servers to start: a model of the hub may have to be downloaded."""
+        names = [name for name in (PARSE, PLAIN) if name not in self.remotes]
+        if names:
+            replace(self.models, judge="").check_local()
+        environment = {"TORCHDYNAMO_DISABLE": "0"} if has_gpu() else {}
+        if not is_of_demo_pair(self.target):  # which is faster on one thread
+            cores = str(len(os.sched_getaffinity(0)))
+            environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", cores)
+        if not all(map(os.path.exists, filter(None, (self.target, self.draft)))):
+            environment |= ONLINE
+        found = server_specs(self.models, names)
+        return [replace(spec, environment=(*environment.items(),)) for spec in found]
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+add_arguments = TrialSettings.add_arguments
