@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 E2E = ROOT / "tests" / "e2e"
 STEP = "exact overlap blocks lengths memory aborts radix multi_turn stops tensor_parallel"
-PROGRAMS = "compare load demo_programs doctor_and_explain documents calibrate train_judge wheel"
+PROGRAMS = "compare load demo_programs doctor_and_explain documents calibrate train_judge try wheel"
 AFFECTED = {
     # pattern of a path: names of files in tests/e2e; every pattern that matches counts
     "sglang_parse/core/*": "exact overlap lengths resume demo_pair requests predictions grammars",
@@ -34,6 +34,7 @@ AFFECTED = {
     "sglang_parse/engine/f*.py": "faults request_errors weight_updates",
     "sglang_parse/engine/judge/*": "heads head_and_question demo_pair security",
     "sglang_parse/engine/v*.py": "heads demo_pair",
+    "sglang_parse/engine/trace.py": "heads train_judge try",
     "sglang_parse/engine/b*.py": "lora weight_updates router call_direction",
     "sglang_parse/attention/*": "as_on_a_gpu exact blocks demo_pair demo_requests families",
     "sglang_parse/telemetry/*": "prometheus requests",
@@ -55,6 +56,7 @@ AFFECTED = {
     "sglang_parse/calibrate/*": "calibrate compare_page documents",
     "sglang_parse/train_judge/*": "train_judge documents",
     "sglang_parse/doctor/*": "doctor_and_explain documents",
+    "sglang_parse/trial/*": "try documents",
     "sglang_parse/explain/*": "doctor_and_explain explain_page documents",
     "patches/*": "requests malformed fallbacks stops streams aborts logprobs sampling predictions",
     "patches/parse/request_*.py": "extreme_numbers",

@@ -33,6 +33,7 @@ from sglang_parse.roofline.run import BLOCKS, Workload, speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.startup import families as startup_families
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX
+from sglang_parse.trial import settings as trial
 from support import question_rows  # tests: the chat-template families they know
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -458,6 +459,7 @@ TABLES = {
     "compare keys": compare_keys,
     "doctor flags": partial(program_flags, doctor),
     "explain flags": partial(program_flags, explain),
+    "try flags": partial(program_flags, trial),
     "roofline": roofline,
     "choices": choices,
     "plain reasons": plain_reasons,

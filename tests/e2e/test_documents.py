@@ -6,6 +6,7 @@ tests/unit/test_pages.py checks what needs no server.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -29,6 +30,7 @@ from sglang_parse.client.servers import Server, ServerSpec, awake, free_ports
 from sglang_parse.core.config import ENV_VAR, ParseConfig
 from sglang_parse.core.judge import read_judge
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
+from sglang_parse.trial import settings as trial
 from support.client import Client
 from support.pages import PAGES, ROOT, documented_keys
 from support.random_pair import PairShape, make_pair
@@ -59,6 +61,7 @@ RUN_BY = {
     "sglang-parse explain": "test_explain",
     "sglang-parse models": "test_models",
     "sglang-parse roofline": "test_roofline",
+    "sglang-parse try": "test_try",
     "examples/parallel_draft.py": "test_parallel_draft",
     "examples/demo_pair/untrained.py": "test_untrained_draft",
     "sgl-eval run ": "test_sgl_eval_command",
@@ -456,6 +459,17 @@ def test_roofline(capsys: pytest.CaptureFixture[str]):
     program, *words = shlex.split(find_block("sglang-parse roofline"))
     assert (program, cli.main(words)) == ("sglang-parse", 0)
     assert "Speedup by acceptance" in capsys.readouterr().out
+
+
+def test_try():
+    """Its flags; tests/e2e/test_try.py runs it."""
+    _, *commands = find_block("sglang-parse try").splitlines()
+    for line in commands:
+        program, name, *words = shlex.split(line, comments=True)
+        parser = argparse.ArgumentParser()
+        trial.add_arguments(parser)
+        trial.TrialSettings.read(parser.parse_args(words))
+        assert (program, name) == ("sglang-parse", "try")
 
 
 def test_engine_program(tmp_path: Path, nursery: Nursery):

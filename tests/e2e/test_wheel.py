@@ -231,7 +231,7 @@ def test_help(installation: Installation):
 @pytest.mark.nightly("tests/e2e/test_wheel.py::test_the_wheel_holds_the_package_and_nothing_else")
 def test_every_command_in_an_empty_folder(installation: Installation):
     """Help; the place of the demo pair, where that is missing; and the doctor finds the plugin."""
-    names = (*COMMANDS, "doctor", "explain", "models", "roofline")
+    names = (*COMMANDS, "doctor", "explain", "models", "roofline", "try")
     helps, pairs = ((name, "--help") for name in names), NEED_THE_PAIR.items()
     missing = ((name, *flags) for name, flags in pairs)
     found = installation.run_each(*helps, *missing, ("doctor", "--json"))
