@@ -64,10 +64,10 @@ def refused(answer: Answer, texts: Mapping[int, str], threshold: float | None) -
     """
     code = CodeBlocks()
     for record in answer.parse["trace"]:
-        # What follows a refused token is not output.
-        ids = record["draft_token_ids"][: record["accepted_len"] + 1]
-        before = [*answer.token_ids[: record["output_start"]]]
-        for place, (ours, theirs) in enumerate(zip(ids, record["target_token_ids"], strict=False)):
+        # Without what was not verified, and without what follows a refused token.
+        choices = record["target_token_ids"][:-1][: record["accepted_len"] + 1]
+        ids, before = record["draft_token_ids"], [*answer.token_ids[: record["output_start"]]]
+        for place, (ours, theirs) in enumerate(zip(ids, choices, strict=False)):
             if threshold is None:
                 yield ours != theirs
                 continue
@@ -218,7 +218,8 @@ class Trial:
         if judge not in (None, LIKELIHOOD):
             return None
         texts = self.marks(threshold if judge else None)
-        lengths = [record["plan"]["draft_tokens"] for record in self.rounds]
+        drafts = [(one["plan"].get("draft_tokens"), one["draft_token_ids"]) for one in self.rounds]
+        lengths = [int(planned or len(draft)) for planned, draft in drafts]
         by_length = {length: through(texts, length) for length in {*lengths}}
         found = [by_length[length] for length in lengths]
         return PerRound(fmean(one.tokens for one in found), fmean(one.drafted for one in found))

@@ -93,6 +93,18 @@ def test_refusals_of_the_real_pair():
         assert found.tokens / found.refusals == pytest.approx(tokens, abs=0.5)
 
 
+@pytest.mark.parametrize("text", ["prose", "code"])
+@pytest.mark.parametrize("judge", ["differs", "refused"])
+def test_the_real_pair_s_server_measured_what_first_drafts_predict(text: str, judge: str):
+    """Other problems of GSM8K and HumanEval, whole answers, drafts of 16 tokens."""
+    setting = {"differs": "exact", "refused": "likelihood-0.5"}[judge]
+    task = {"prose": "gsm8k", "code": "humaneval"}[text]
+    rows = json.loads((ROOT / "examples/real_pair/results.json").read_text())["results"]
+    (row,) = (one for one in rows if (one["task"], one["setting"]) == (task, setting))
+    predicted = through(recorded(text, judge), 16).tokens
+    assert predicted == pytest.approx(row["tokens_per_round"], rel=0.1)
+
+
 def test_costs_of_a_pass():
     passes = [(rows, 12.65 + 0.046 * rows) for rows in (1.0, 9.0, 17.0, 120.0)]
     assert fit_pass(passes) == pytest.approx((12.65, 0.046))
@@ -181,6 +193,12 @@ def test_what_follows_a_refused_token_is_no_output():
     """As in token mode, which accepts nothing behind it, whatever the threshold."""
     one = record([A, ONE, A], [A, TWO, A], [0.9] * 3, accepted=1, judge=None)
     assert [*refused(answer(one), TEXTS, None)] == [False, True]
+
+
+def test_what_was_not_verified_is_not_read():
+    """A draft of four whose last line is not over."""
+    one = record([A, A, A, A], [A, THE], [0.9, 0.3], accepted=2)
+    assert [*refused(answer(one), TEXTS, 0.5)] == [False, True]
 
 
 # -- a trial --------------------------------------------------------------------------------
