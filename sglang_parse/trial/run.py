@@ -92,6 +92,8 @@ def check_start(spec: ServerSpec, log: ProgressLog) -> list[str]:
         raise BenchError(f"the doctor ended with {done.returncode}: {done.stderr}") from error
     if lines[FAILS]:
         raise BenchError("\n".join(["this pair cannot be served:", *lines[FAILS]]))
+    for line in lines[WARNING]:
+        log(line)
     return lines[WARNING]
 
 
