@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
@@ -139,6 +140,7 @@ def turn(given: argparse.Namespace, console: Console) -> None:
     sound = [row for row in rows if scores["draft", *key_of(row)]]
     turned = [row for row in rows if row not in sound and scores["exact", *key_of(row)]]
     client = openai.OpenAI(base_url=f"{given.url}/v1", api_key="none", timeout=7200, max_retries=0)
+    one_at_a_time = threading.Lock()
 
     def is_right(row: Row, place: int) -> bool:
         """Whether the target's answer is right that begins with the draft's tokens up to there."""
@@ -154,7 +156,8 @@ def turn(given: argparse.Namespace, console: Console) -> None:
                 extra_body={"custom_params": {"parse": {"threshold": 1.5}}},
             )
             text = tokenizer.decode(start) + reply.choices[0].text
-        return bool(graders[row["task"]].grade(items[key_of(row)], text))
+        with one_at_a_time:  # a grader answers in the order in which it is asked
+            return bool(graders[row["task"]].grade(items[key_of(row)], text))
 
     def find(row: Row) -> int:
         return turning_place(places_of(row), lambda place: is_right(row, place))

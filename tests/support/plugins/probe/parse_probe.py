@@ -44,7 +44,7 @@ PLACES = (
 ENGINE = "sglang_parse.engine"
 SEAMS = {
     "options": f"{ENGINE}.admission.policy_for",
-    "ask": f"{ENGINE}.verdicts.Judge.ask",
+    "ask": f"{ENGINE}.judge.judge.Judge.ask",
     "commit": f"{ENGINE}.commit.Committer._accept",
     "sources": f"{ENGINE}.sources.chain.SourceChain.start",
     "observe": f"{ENGINE}.sources.chain.SourceChain.observe",
@@ -52,7 +52,7 @@ SEAMS = {
     "texts": f"{ENGINE}.sources.chain.SourceChain.begin",
     "keep": f"{ENGINE}.sources.chain.SourceChain.finish",
     "traces": f"{ENGINE}.commit.trace_record",
-    "walk": f"{ENGINE}.grammar.fork",
+    "walk": f"{ENGINE}.logits.grammar.fork",
     "matcher": "sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.fill_vocab_mask",
 }
 """What is done for one request at a time."""
