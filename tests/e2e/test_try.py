@@ -53,8 +53,6 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 
 def check(found: dict[str, Any]) -> None:
-    measured, predicted = found["measured"], found["predicted"]
-    assert predicted["tokens"] == pytest.approx(measured["tokens"], rel=WITHIN)
     token_mode, *others = found["forecasts"]
     assert [one["threshold"] for one in (token_mode, *others)] == [None, 0.5, 0.2]
     assert token_mode["refusals"] >= others[0]["refusals"] >= others[1]["refusals"]
@@ -63,8 +61,10 @@ def check(found: dict[str, Any]) -> None:
 
 
 def test_models_that_use_other_words(ask: Ask, likelihood: Client, wordings_plain: Client):
-    """The problems of the pair are the default prompts for its target."""
-    check(ask(likelihood, wordings_plain))
+    """The problems of the pair are the default prompts for its target. Behind the target's own
+    wording its draft model goes on in it, so the forecast is a lower bound."""
+    check(found := ask(likelihood, wordings_plain))
+    assert found["predicted"]["tokens"] <= (1 + WITHIN) * found["measured"]["tokens"]
 
 
 def test_models_that_use_the_same_words(
@@ -73,4 +73,6 @@ def test_models_that_use_the_same_words(
     prompts = tmp_path / "prompts.jsonl"
     rows = (json.dumps({"prompt": one.problem.text}) for one in problems[:16])
     prompts.write_text("\n".join(rows), encoding="utf-8")
-    check(ask(question_pair, demo_plain, "--prompts", str(prompts)))
+    check(found := ask(question_pair, demo_plain, "--prompts", str(prompts)))
+    measured, predicted = found["measured"], found["predicted"]
+    assert predicted["tokens"] == pytest.approx(measured["tokens"], rel=WITHIN)
