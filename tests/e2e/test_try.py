@@ -61,10 +61,10 @@ def check(found: dict[str, Any]) -> None:
 
 
 def test_models_that_use_other_words(ask: Ask, likelihood: Client, wordings_plain: Client):
-    """The problems of the pair are the default prompts for its target. Behind the target's own
-    wording its draft model goes on in it, so the forecast is a lower bound."""
+    """The problems of the pair are the default prompts for its target. Their drafts go on
+    in the target's words behind its token, and are refused more often: the forecast is too high."""
     check(found := ask(likelihood, wordings_plain))
-    assert found["predicted"]["tokens"] <= (1 + WITHIN) * found["measured"]["tokens"]
+    assert found["predicted"]["tokens"] >= (1 - WITHIN) * found["measured"]["tokens"]
 
 
 def test_models_that_use_the_same_words(
