@@ -66,13 +66,19 @@ class HostCopy:
         return self._host.tolist()
 
 
-def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """float64 [numbers of all tensors], for one copy to the host; exact for token ids."""
-    return torch.cat([tensor.reshape(-1).double() for tensor in tensors])
+def joined_shape(column: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Of a column's tensors, if they were one; (0,) without any."""
+    return (sum(map(len, column)), *column[0].shape[1:]) if column else (0,)
+
+
+def pack(columns: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    """float64 [numbers of all tensors], for one copy to the host; exact for token ids. A column's
+    tensors are [n] or [n, width]."""
+    return torch.cat([one.reshape(-1).double() for column in columns for one in column])
 
 
 def unpack(values: Sequence[float], shapes: Sequence[Sequence[int]]) -> Iterator[list]:
-    """What ``pack`` packed: of [n] a list of n numbers, of [n, width] one of n lists."""
+    """What ``pack`` packed, a list for each column: of [n] numbers, of [n, width] n lists."""
     start = 0
     for num, *widths in shapes:
         width = widths[0] if widths else 1

@@ -16,7 +16,7 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from sglang_parse.core.phases import Action
-from sglang_parse.device import HostCopy, on_device, pack, unpack
+from sglang_parse.device import HostCopy, joined_shape, on_device, pack, unpack
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.faults import NAN_IN_TARGET, fault_of, mark_faults, nan_rows
 from sglang_parse.engine.forward import (
@@ -135,14 +135,10 @@ class RowResults:
     records: torch.Tensor | None = None
 
     @classmethod
-    def concatenated(cls, some: Sequence[RowResults]) -> Sequence[torch.Tensor]:
-        """Its four tensors, over ``some``; empty ones in place of None."""
-        columns = zip(
-            *((one.tokens, one.scores, one.answers, one.records) for one in some), strict=True
-        )
-        found = ([one for one in column if one is not None] for column in columns)
-        nothing = some[0].tokens.new_empty(0)
-        return [torch.cat(tensors) if tensors else nothing for tensors in found]
+    def columns(cls, some: Sequence[RowResults]) -> list[list[torch.Tensor]]:
+        """Of each of its fields the tensors that ``some`` have, in their order."""
+        rows = ((one.tokens, one.scores, one.answers, one.records) for one in some)
+        return [[one for one in column if one is not None] for column in zip(*rows, strict=True)]
 
 
 class TargetForward:
@@ -186,9 +182,9 @@ class TargetForward:
         self.num_rows = sum(part.num_rows for part in results)
         verified = (part for part in results if part.action is not Action.DECODE)
         self.num_verify_rows = sum(part.num_rows for part in verified)
-        tensors = RowResults.concatenated(rows)
-        self._shapes = [tensor.shape for tensor in tensors]
-        self._packed = broadcast(pack(tensors))
+        columns = RowResults.columns(rows)
+        self._shapes = [joined_shape(column) for column in columns]
+        self._packed = broadcast(pack(columns))
         self._on_host = HostCopy(self._packed)
         self.made = self._on_host.made
         start = 0
@@ -380,8 +376,8 @@ class Verifier:
         is_empty = adjust(logits, _token_rows(reqs, parts, is_adjusted))
         asked = LogprobRows.of(_token_rows(reqs, parts, asks_logprobs), reqs, logits.device)
         index = scores = answers = None
-        token_index, answer_index = _logits_places(parts)
-        if judge and answer_index:
+        if judge and len(logits) > sum(part.num_token_rows for part in parts):
+            token_index, answer_index = _logits_places(parts)
             index = on_device(token_index, logits.device)
             answer_rows = on_device(answer_index, logits.device)
             answers = judge.read(logits[answer_rows])
