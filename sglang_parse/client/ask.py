@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+import httpx
 import openai
 
 from sglang_parse.client.records import (
@@ -30,6 +31,10 @@ from sglang_parse.client.traced import Traced
 MAX_TOKENS = 256
 REQUEST_LIMIT_S, LONG_LIMIT_S = 180.0, 1800.0
 """The second one for servers that are kept busy."""
+
+ANY_MODEL = "default"
+"""A model's name that every server of one model accepts."""
+DECODE_LIMIT_S = 60
 
 Result = TypeVar("Result")
 
@@ -172,3 +177,14 @@ def _ask(client: openai.OpenAI, server: Endpoint, index: int, item: Item, asking
         meta=more.get("meta_info", {}),
         token_ids=tuple(more.get("response_token_ids", ())),
     )
+
+
+def decode_there(url: str, texts: Sequence[Sequence[int]]) -> list[str]:
+    """Decodes a batch of token ids by the server's tokenizer, special tokens included."""
+    tokens = [list(ids) for ids in texts]
+    body = {"model": ANY_MODEL, "tokens": tokens, "skip_special_tokens": False}
+    try:
+        answer = httpx.post(f"{url}/v1/detokenize", json=body, timeout=DECODE_LIMIT_S)
+        return answer.raise_for_status().json()["text"]
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise BenchError(f"{url}/v1/detokenize does not answer: {error!r}") from error

@@ -20,7 +20,7 @@ from typing import IO, Protocol
 
 import httpx
 
-from sglang_parse.client.records import BenchError, title_of
+from sglang_parse.client.records import TITLES, BenchError, title_of
 
 START_LIMIT_S = 600.0
 STOP_LIMIT_S = 15.0
@@ -213,3 +213,15 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def read_remotes(texts: Sequence[str]) -> dict[str, Remote]:
+    """A setting's ``read``: running servers by their names, of NAME=URL each."""
+    remotes = {}
+    for text in texts:
+        name, _, url = text.partition("=")
+        if name not in TITLES:
+            known = ", ".join(TITLES)
+            raise BenchError(f"--url is {text!r}; use NAME=http://host:port with a name of {known}")
+        remotes[name] = Remote.read(name, url)
+    return remotes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from sglang_parse.client.records import (
     has_parse,
     kind_of,
 )
-from sglang_parse.client.servers import Remote
+from sglang_parse.client.servers import Remote, read_remotes
 from sglang_parse.tasks.settings import TaskSettings, load, model, task
 
 DEMO_SERVER_BYTES = 2.6 * 2**30
@@ -54,18 +53,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Command -> its defaults."""
-
-
-def read_remotes(texts: Sequence[str]) -> dict[str, Remote]:
-    """A setting's ``read``: running servers by their names, of NAME=URL each."""
-    remotes = {}
-    for text in texts:
-        name, _, url = text.partition("=")
-        if name not in TITLES:
-            known = ", ".join(TITLES)
-            raise BenchError(f"--url is {text!r}; use NAME=http://host:port with a name of {known}")
-        remotes[name] = Remote.read(name, url)
-    return remotes
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from sglang_parse.algorithm import NAME
-from sglang_parse.client.ask import REQUEST_LIMIT_S, Asking, ask
+from sglang_parse.client.ask import ANY_MODEL, REQUEST_LIMIT_S, Asking, ask
 from sglang_parse.client.prompts import prompts_for
 from sglang_parse.client.records import Answer, BenchError, Item
 from sglang_parse.client.servers import Remote
@@ -24,7 +24,6 @@ from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, si
 from sglang_parse.doctor.settings import DoctorSettings
 from sglang_parse.startup import compat
 
-MODEL = "default"
 MIN_TOKENS = 32
 """Length of the first answers, by which that of the others is chosen."""
 TRACED, FORCED, OFF = {"trace": True}, {"trace": True, "drafting": "always"}, {"enabled": False}
@@ -142,7 +141,7 @@ class Served(Evidence):
         self, items: list[Item], number: int, options: dict[str, Any], max_tokens: int
     ) -> Answer:
         limit_s = min(REQUEST_LIMIT_S, max(1.0, self._left_s))
-        asking = Asking(MODEL, max_tokens, parse=options, limit_s=limit_s)
+        asking = Asking(ANY_MODEL, max_tokens, parse=options, limit_s=limit_s)
         (answer,) = ask(self.server, items, [number], asking=asking).answers
         return answer
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 
 from sglang_parse.client import conditions
-from sglang_parse.client.ask import Asking, trace_answers
+from sglang_parse.client.ask import ANY_MODEL, Asking, decode_there, trace_answers
 from sglang_parse.client.program import write_json
 from sglang_parse.client.prompts import prompts_for
 from sglang_parse.client.records import BenchError, Item, one_object
@@ -24,9 +23,6 @@ from sglang_parse.client.traced_table import answer_table
 from sglang_parse.core.selection import contradicts_target
 from sglang_parse.explain import page
 from sglang_parse.explain.settings import ExplainSettings
-
-MODEL = "default"
-_LIMIT_S = 60
 
 
 def load_answers(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Traced]:
@@ -42,7 +38,7 @@ def load_answers(settings: ExplainSettings, on_answer: Callable[[], None]) -> li
     options: dict[str, Any] = {"drafting": "always"}
     if settings.threshold is not None:
         options["threshold"] = settings.threshold
-    asking = Asking(model=MODEL, max_tokens=settings.max_tokens, parse=options)
+    asking = Asking(model=ANY_MODEL, max_tokens=settings.max_tokens, parse=options)
     return found + trace_answers(server, items, asking, on_answer)
 
 
@@ -95,17 +91,6 @@ def decoder(settings: ExplainSettings) -> Decode:
     except (OSError, ValueError) as error:
         raise BenchError(f"--tokenizer is {settings.tokenizer!r}: {error}") from error
     return lambda texts: [tokenizer.decode(list(ids)) for ids in texts]
-
-
-def decode_there(url: str, texts: Sequence[Sequence[int]]) -> list[str]:
-    """Decodes a batch of token ids by the server's tokenizer, special tokens included."""
-    tokens = [list(ids) for ids in texts]
-    body = {"model": MODEL, "tokens": tokens, "skip_special_tokens": False}
-    try:
-        answer = httpx.post(f"{url}/v1/detokenize", json=body, timeout=_LIMIT_S)
-        return answer.raise_for_status().json()["text"]
-    except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise BenchError(f"{url}/v1/detokenize does not answer: {error!r}") from error
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
+from sglang_parse.client.ask import ANY_MODEL, LONG_LIMIT_S, Asking, ask, decode_there
 from sglang_parse.client.conditions import of_now
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog
@@ -34,7 +34,6 @@ from sglang_parse.client.servers import Endpoint, Remote, ServerSpec, free_ports
 from sglang_parse.client.tables import publish
 from sglang_parse.client.targets import command_of
 from sglang_parse.doctor.finding import FAILS, WARNING
-from sglang_parse.explain.run import MODEL, decode_there
 from sglang_parse.tasks.collect import ACCEPT_ALL
 from sglang_parse.trial.forecast import Trial
 from sglang_parse.trial.report import content, sections
@@ -140,7 +139,7 @@ def answers(
     compile kernels. No prompt is cached."""
 
     def ask_one(index: int, most: int) -> list[Answer]:
-        asking = Asking(MODEL, most, parse=options, limit_s=LONG_LIMIT_S, wants_tokens=True)
+        asking = Asking(ANY_MODEL, most, parse=options, limit_s=LONG_LIMIT_S, wants_tokens=True)
         return [*ask(server, items, [index], asking=asking).answers]
 
     ask_one(0, WARM_UP_TOKENS)

@@ -9,9 +9,8 @@ from pathlib import Path
 from sglang_parse.client.demo_pair import is_of_demo_pair
 from sglang_parse.client.flags import Flags, at_least, option, split_words
 from sglang_parse.client.records import PARSE, PLAIN, BenchError
-from sglang_parse.client.servers import Remote, ServerSpec
+from sglang_parse.client.servers import Remote, ServerSpec, read_remotes
 from sglang_parse.client.targets import Models, server_specs
-from sglang_parse.compare.settings import read_remotes
 from sglang_parse.core.judge import LIKELIHOOD
 
 CPU_FLAGS = "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 16384"
