@@ -31,7 +31,7 @@ WITH_MYPY = $(RUN) -m mypy >build/mypy.log 2>&1 & mypy=$$!; failed=; \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real compare load docs generate check lint test test-changed test-nightly test-all test-gpu test-real bench-gpu soak train-demo-pair
+.PHONY: help setup demo demo-real real-pair compare load docs generate check lint test test-changed test-nightly test-all test-gpu test-real bench-gpu soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -56,6 +56,9 @@ demo: setup  ## PARSE, the plain target, stock STANDALONE and EAGLE3 side by sid
 
 demo-real: setup  ## a real 0.5B model edits, tests, extracts: PARSE beside plain SGLang; it is downloaded (DEMO_FLAGS=...)
 	$(RUN) examples/real/measure.py $(DEMO_FLAGS)
+
+real-pair: setup  ## Qwen2.5-Coder-1.5B with 0.5B as its draft, on ten real problems; an hour, resumable (DEMO_FLAGS=...)
+	$(RUN) examples/real_pair/side_by_side.py $(DEMO_FLAGS)
 
 compare: setup  ## PARSE versus stock SGLang on the demo pair: build/compare/report.html (COMPARE_FLAGS=...)
 	$(RUN) -m sglang_parse.cli compare $(COMPARE_FLAGS)

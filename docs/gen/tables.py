@@ -310,9 +310,8 @@ def roofline() -> str:
     """Speedups that ``sglang-parse roofline`` prints by default."""
     parser = argparse.ArgumentParser()
     RooflineSettings.add_arguments(parser)
-    columns = speedups(RooflineSettings.read(parser.parse_args([]))).columns
-    rows = zip(*(column.cells for column in columns), strict=True)
-    return table([column.header for column in columns], rows)
+    ((grid,),) = speedups(RooflineSettings.read(parser.parse_args([]))).values()
+    return table(grid.headings, grid.rows)
 
 
 CHOICES = {

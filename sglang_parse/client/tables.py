@@ -47,6 +47,12 @@ def publish(console: Console, file: Path, content: Any, title: str, sections: Se
     page = file.with_name("report.html")
     write_json(file, content)
     page.write_text(render_report(title, sections), encoding="utf-8")
+    show(console, sections)
+    console.print(file, page, sep="\n", highlight=False)
+
+
+def show(console: Console, sections: Sections) -> None:
+    """Prints the tables that a terminal has room for, and the results in sentences."""
     parts = [(heading, part) for heading, found in sections.items() for part in found]
     for heading, part in parts:
         if isinstance(part, Grid) and part.shown != ():
@@ -54,7 +60,6 @@ def publish(console: Console, file: Path, content: Any, title: str, sections: Se
     for _, part in parts:
         if isinstance(part, str):
             console.print(part, highlight=False, markup=False)
-    console.print(file, page, sep="\n", highlight=False)
 
 
 def make_progress(console: Console) -> Progress:

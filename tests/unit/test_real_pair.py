@@ -9,6 +9,7 @@ import answers  # examples/real_pair is on pytest's pythonpath
 import numpy as np
 import pytest
 import readings
+import side_by_side
 import summary
 import torch
 
@@ -121,3 +122,46 @@ def test_harms_that_pass():
     assert found["rank in the target", "numbers"]["harms_passed"] == dict.fromkeys(
         readings.EVERY, 0
     )
+
+
+def answer(server: str, key: str, **found: object) -> dict:
+    """One of four servers' answers, 100 tokens in two seconds."""
+    same = {"server": server, "task": "gsm8k", "key": key, "max_tokens": 8, "right": 1.0}
+    same |= {"output_tokens": 100, "ms": 2000.0, "token_ids": [1], "parse": {}}
+    return same | {"accept_length": None} | found
+
+
+def test_four_servers_side_by_side():
+    parse = row("exact", "a", 1)["parse"]  # 102 tokens in 10 rounds and 2 decode steps
+    rows = {
+        "plain": [answer("plain", "a"), answer("plain", "b", right=0.0)],
+        "standalone": [answer("standalone", key, accept_length=2.5, ms=1000.0) for key in "ab"],
+        "parse-token": [
+            answer("parse-token", key, parse=parse, output_tokens=102, ms=500.0, token_ids=ids)
+            for key, ids in (("a", [1]), ("b", [2]))
+        ],
+    }
+    found = [side_by_side.figures(server, some, rows["plain"]) for server, some in rows.items()]
+    facts, gpu = {"machine": "two cores"}, {"Speedup": [side_by_side.Text("1x")]}
+    shown = side_by_side.sections(found, rows, gpu, facts)
+    ((grid,), (each,), *_) = shown.values()
+    assert [[*line] for line in grid.rows] == [
+        ["plain target", "1 of 2", "200", "50.0", "1.00x", "1.0", "", "", "", "2 of 2"],
+        ["STANDALONE", "2 of 2", "200", "100.0", "2.00x", "2.5", "", "", "", "2 of 2"],
+        ["PARSE, token mode", "2 of 2", "204", "204.0", "4.08x", "8.5", "56%", "2.8x", "5.3x"]
+        + ["1 of 2"],
+    ]
+    assert [*each.rows[1]][:2] == ["gsm8k b", ("50.0", "wrong")]
+
+
+def test_ten_problems_that_were_measured(tmp_path: Path):
+    """Six and four; what was answered is not asked again."""
+    items = side_by_side.problems(None)
+    assert [task for task, _ in items] == 6 * ["gsm8k"] + 4 * ["humaneval"]
+    assert len(side_by_side.problems(1)) == 2
+    path, (first, *_) = tmp_path / "answers.jsonl", items
+    path.write_text(json.dumps(answer("plain", first[1].key)) + "\n")
+    turns = side_by_side.Turns(path, items, 8)
+    assert turns.missing("plain") == items[1:]
+    assert turns.missing("standalone") == items
+    assert side_by_side.Turns(path, items, 9).missing("plain") == items

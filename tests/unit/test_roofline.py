@@ -191,12 +191,8 @@ def test_heads_of_target_and_draft():
     assert load.heads(H100.draft) < load.draft_forward(ONE_TOKEN).ms
 
 
-def rows(table) -> list[list[str]]:
-    return [[*row] for row in zip(*(column.cells for column in table.columns), strict=True)]
-
-
 def test_the_tables():
-    forwards, found = rows(costs(H100)), rows(speedups(H100))
+    forwards, found = (grid.rows for (grid,) in (*costs(H100).values(), *speedups(H100).values()))
     assert [row[:2] for row in forwards[:2]] == [
         ["target step", "1"],
         ["target prefill", "128"],
