@@ -50,7 +50,7 @@ AFFECTED = {
     "sglang_parse/tasks/*": "calibrate train_judge compare",
     "sglang_parse/compare/*": "compare load compare_page documents",
     "sglang_parse/bench/*": "documents",
-    "sglang_parse/limit/*": "documents",
+    "sglang_parse/shapes/*": "documents",
     "sglang_parse/models/*": "documents",
     "sglang_parse/roofline/*": "documents",
     "sglang_parse/calibrate/*": "calibrate compare_page documents",

@@ -44,9 +44,9 @@ from sglang_parse.client.sections import Columns, Facts, Grid, Sections, Text
 from sglang_parse.client.servers import ServerSpec
 from sglang_parse.client.tables import publish, show
 from sglang_parse.client.targets import Models, command_of, server_specs
-from sglang_parse.limit.shape import Shape
 from sglang_parse.roofline.run import speedups
 from sglang_parse.roofline.settings import RooflineSettings
+from sglang_parse.shapes.shape import Shape
 from sglang_parse.tasks.assignment import GraderCommand
 
 HERE = Path(__file__).parent

@@ -26,7 +26,7 @@ from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import BLOCK_ENV_VAR, block_tokens
-from sglang_parse.limit.shape import Shape, shape_names
+from sglang_parse.shapes.shape import Shape, shape_names
 
 KINDS = tuple(kind for kind in TITLES if kind not in (PARSE_QUESTION, PARSE_TOKEN))
 MIN_REQUESTS = 2

@@ -15,8 +15,8 @@ from rich.console import Console
 from sglang_parse.client.sections import Grid, Sections
 from sglang_parse.client.tables import show
 from sglang_parse.core.block import ONE_TOKEN, USUAL_BLOCK, DraftLayout, Masks, layouts_for
-from sglang_parse.limit.shape import EAGLE3_VOCAB, Shape
 from sglang_parse.roofline.settings import BF16_BYTES, GPUS, RooflineSettings
+from sglang_parse.shapes.shape import EAGLE3_VOCAB, Shape
 
 LAYER_KERNELS, OTHER_KERNELS = 12, 8
 """Of a layer: 4 matrix products, 2 norms, norms of q and k, rotary embedding, the write of KV, 2 of

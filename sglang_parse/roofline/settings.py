@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sglang_parse.client.flags import Flags, at_least, fraction, numbers, option
 from sglang_parse.client.records import BenchError
-from sglang_parse.limit.shape import Shape, shape_names
+from sglang_parse.shapes.shape import Shape, shape_names
 
 GPUS = {
     "h100": (3.35, 989, 80),

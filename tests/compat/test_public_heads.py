@@ -31,7 +31,7 @@ from support.launch import launch
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPES = ROOT / "sglang_parse/limit/shapes"
+SHAPES = ROOT / "sglang_parse/shapes/configs"
 SGLANG_NAME = "LlamaForCausalLMEagle3"
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 LLAMA_3_1_8B = {

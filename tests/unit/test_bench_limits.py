@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_parse.client.records import BenchError
-from sglang_parse.limit.shape import Shape, shape_names
+from sglang_parse.shapes.shape import Shape, shape_names
 
 pytestmark = pytest.mark.unit
 

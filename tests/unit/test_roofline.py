@@ -13,13 +13,13 @@ import pytest
 from sglang_parse import cli
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
-from sglang_parse.limit.shape import Shape
 from sglang_parse.roofline.run import BLOCKS, Workload, costs, speedups
 from sglang_parse.roofline.settings import RooflineSettings
+from sglang_parse.shapes.shape import Shape
 
 pytestmark = pytest.mark.unit
 
-SHAPES = Path(__file__).resolve().parents[2] / "sglang_parse" / "limit" / "shapes"
+SHAPES = Path(__file__).resolve().parents[2] / "sglang_parse" / "shapes" / "configs"
 EVERY, LAST = BLOCKS
 
 

@@ -14,7 +14,7 @@ from sglang_parse.client.program import write_json
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.judge import FILE, WEIGHTS
 
-SHAPES = Path(__file__).resolve().parent / "shapes"
+SHAPES = Path(__file__).resolve().parent / "configs"
 EAGLE3_VOCAB = 32_000
 """Words that EAGLE-3 heads of large vocabularies propose."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
