@@ -51,8 +51,8 @@ class Masks(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftLayout:
-    """Layout of the draft model's forwards.
+class BlockKind:
+    """What one forward of the draft model brings to a draft.
 
     Attributes:
         size: K, the most tokens that one forward adds to a draft.
@@ -91,7 +91,7 @@ class DraftLayout:
         return f"{self.size} tokens per forward, masks after {where}"
 
 
-ONE_TOKEN = DraftLayout(1, Masks.NONE)
+ONE_TOKEN = BlockKind(1, Masks.NONE)
 
 
 def lookahead_rows(size: int, masks: Masks) -> int:
@@ -100,14 +100,14 @@ def lookahead_rows(size: int, masks: Masks) -> int:
     return {Masks.NONE: 0, Masks.LAST: 2 * size - 2, Masks.EVERY: size * size - 1}[masks]
 
 
-def layouts_for(
+def block_kinds(
     size: int, *, allow_one_token: bool, has_head: bool = False
-) -> tuple[DraftLayout, ...]:
-    """Returns the candidate layouts for blocks of ``size`` tokens; with a head, one token per
+) -> tuple[BlockKind, ...]:
+    """Returns the candidates for blocks of ``size`` tokens; with a head, one token per
     forward is a block, too, which keeps the head's KV complete."""
     if has_head:
-        return tuple(DraftLayout(n, Masks.HEAD) for n in (size, 1)[: 1 + allow_one_token])
+        return tuple(BlockKind(n, Masks.HEAD) for n in (size, 1)[: 1 + allow_one_token])
     if size == 1:
         return (ONE_TOKEN,)
-    blocks = tuple(DraftLayout(size, masks) for masks in (Masks.EVERY, Masks.LAST))
+    blocks = tuple(BlockKind(size, masks) for masks in (Masks.EVERY, Masks.LAST))
     return (*blocks, ONE_TOKEN) if allow_one_token else blocks

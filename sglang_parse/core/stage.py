@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from sglang_parse.core.block import ONE_TOKEN, DraftLayout
+from sglang_parse.core.block import ONE_TOKEN, BlockKind
 
 
 class Stage(Enum):
@@ -26,9 +26,9 @@ class StageTime:
     Attributes:
         size: tokens of a draft prefill, rows of a verify pass, else requests.
         num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
-        num_forwards, layout: of DRAFT: 0 stands for one forward per draft token.
+        num_forwards, kind: of DRAFT: 0 stands for one forward per draft token.
         continued: of DRAFT in blocks, per request: tokens of the blocks inside a draft, and their
-            number. Its first block brings one token, whatever the layout, and its last one, which
+            number. Its first block brings one token, whatever its kind, and its last one, which
             its length cuts, is no measure either. None: all tokens of all forwards.
         graphs: of VERIFY: rows of the CUDA graphs that its forwards replayed; 0 without one.
         num_rows, head_ms: of a target forward: its rows, and the EAGLE-3 head's part of ``ms``.
@@ -39,7 +39,7 @@ class StageTime:
     num_tokens: float
     ms: float
     num_forwards: int = 0
-    layout: DraftLayout = ONE_TOKEN
+    kind: BlockKind = ONE_TOKEN
     graphs: tuple[int, ...] = ()
     continued: tuple[float, float] | None = None
     num_rows: int = 0

@@ -11,12 +11,12 @@ from sglang.srt.managers.tp_worker import TpModelWorker
 
 from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, SUPPORT
-from sglang_parse.core.block import DraftLayout
+from sglang_parse.core.block import BlockKind
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import PREDICTION
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.costs import Layouts
+from sglang_parse.core.policy.costs import BlockChoice
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import BLOCK_ENV_VAR, SimulatedAcceptance, block_tokens
@@ -72,7 +72,7 @@ def build_engine(
     draft, parallel = _draft_model(config, models, args.speculative_draft_model_path)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     layout = _layout(args, config, target.runner.model_config, parallel.size)
-    controller = _controller(config, args, max_question_len, parallel.layouts)
+    controller = _controller(config, args, max_question_len, parallel.kinds)
     certified = certified_server(args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
     eagle = EagleDecoder(*models, config.eagle3_path, guard) if config.uses_eagle3 else None
@@ -82,7 +82,7 @@ def build_engine(
         head, segments = _head(config, target, captured), Segmenter(tokenizer, config.segment_rule)
         drift, layers = _drift_watch(config, certified), captured.layers if captured else ()
         judge = Judge(config, question, head, segments, counters, layers=layers, drift=drift)
-    drafter = _drafter(config, args, draft, controller.layouts, parallel.size > 1)
+    drafter = _drafter(config, args, draft, controller.blocks, parallel.size > 1)
     encoder = TextEncoder(tokenizer, target.runner.model_config.context_len)
     question_rows = 0 if config.has_head else max_question_len
     sources = _sources(config, args, controller, judge, drafter, counters, encoder, question_rows)
@@ -107,14 +107,14 @@ def _drafter(
     config: ParseConfig,
     server_args: Any,
     draft: DraftModel | None,
-    layouts: Layouts,
+    blocks: BlockChoice,
     is_block: bool,
 ) -> Drafter | None:
     if draft is None:
         return None
     return Drafter(
         draft,
-        layouts,
+        blocks,
         is_masked=is_block and checks.block_layout(server_args, config) == MASK,
         plans_on_device=is_block and SUPPORT[checks.draft_attention(server_args)].plans_on_device,
         draft_tokens=config.draft_tokens,
@@ -186,7 +186,7 @@ def _drift_watch(config: ParseConfig, certified: Certified) -> DriftWatch | None
 
 
 def _controller(
-    config: ParseConfig, server_args: Any, max_question_len: int, layouts: Sequence[DraftLayout]
+    config: ParseConfig, server_args: Any, max_question_len: int, kinds: Sequence[BlockKind]
 ) -> Controller:
     is_timed, mode = not server_args.enable_deterministic_inference, config.drafting
     if not is_timed and mode == "auto":
@@ -201,7 +201,7 @@ def _controller(
     simulated = SimulatedAcceptance.from_env(config)
     fixed_ratio = simulated is not None and not simulated.adapts_len
     limits = Limits.of(config, max_question_len, is_timed=is_timed, fixed_ratio=fixed_ratio)
-    return Controller(limits, mode, config.policy, layouts if is_timed else layouts[:1])
+    return Controller(limits, mode, config.policy, kinds if is_timed else kinds[:1])
 
 
 def _layout(server_args: Any, config: ParseConfig, target: Any, block_size: int) -> str:
@@ -222,7 +222,7 @@ def _draft_model(
         return None, ParallelDraft()
     draft = DraftModel(*models, config.draft_eagle3_path)
     parallel = parallel_draft(config, draft.draft_runner.model_config)
-    draft.mask_id, draft.block_layouts = parallel.mask_id, parallel.layouts
+    draft.mask_id, draft.block_kinds = parallel.mask_id, parallel.kinds
     if parallel.size > 1:
         logger.info(
             "PARSE: tokens that the draft model writes per forward: %s%s",

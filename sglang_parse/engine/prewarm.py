@@ -18,7 +18,7 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_parse.core.block import DraftLayout
+from sglang_parse.core.block import BlockKind
 from sglang_parse.core.phases import Draft, RequestPolicy
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
@@ -39,7 +39,7 @@ WITHOUT_GRAPHS = [64]
 @torch.no_grad()
 def prewarm(engine: Engine) -> None:
     """Runs a decode step, verify passes and, if there is a draft model, its prefills and forwards
-    of each layout, which it times where they are graphs."""
+    of each kind, which it times where they are graphs."""
     started = time.perf_counter()
     batch = _padding_batch(engine)
     _run_target(engine, batch)
@@ -78,25 +78,25 @@ def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:
     for num_rows in _row_buckets(drafter.model.draft_runner):
         _set_draft(engine, batch, num_rows)
         drafter.model.extend(batch.reqs, [0], [num_rows])
-    layouts = engine.controller.layouts.costs
-    for layout in layouts:
-        _chunk_ms(engine, drafter, batch, layout, 1)
+    kinds = engine.controller.blocks.costs
+    for kind in kinds:
+        _chunk_ms(engine, drafter, batch, kind, 1)
     # Only of graphs: without them times depend on what else the host does.
-    graphs = [(x, size) for x in layouts for size in SIZES if drafter.model.has_graph(x, size)]
+    graphs = [(x, size) for x in kinds for size in SIZES if drafter.model.has_graph(x, size)]
     for _ in range(1 + engine.config.policy.cold_forwards if graphs else 0):
-        times = [_chunk_ms(engine, drafter, batch, layout, size) for layout, size in graphs]
-        for (layout, size), ms in zip(graphs, broadcast_object(times), strict=True):
+        times = [_chunk_ms(engine, drafter, batch, kind, size) for kind, size in graphs]
+        for (kind, size), ms in zip(graphs, broadcast_object(times), strict=True):
             # By graph: the first requests' chunks may still meet cold kernels around a replay.
-            layouts[layout].per_forward.add(size, ms, (size * layout.rows(0).num_rows,))
+            kinds[kind].per_forward.add(size, ms, (size * kind.rows(0).num_rows,))
 
 
 def _chunk_ms(
-    engine: Engine, drafter: Drafter, batch: ScheduleBatch, layout: DraftLayout, size: int
+    engine: Engine, drafter: Drafter, batch: ScheduleBatch, kind: BlockKind, size: int
 ) -> float:
     """ms per forward of a short draft chunk of ``size`` requests, all of them the same one."""
     _set_draft(engine, batch, 0)
-    chunk, watch = drafter.chunk(layout, batch, [0] * size), engine.timer.start()
-    chunk.launch(max(4, 2 * layout.size))  # four forwards
+    chunk, watch = drafter.chunk(kind, batch, [0] * size), engine.timer.start()
+    chunk.launch(max(4, 2 * kind.size))  # four forwards
     chunk.wait()
     watch.stop(chunk.made)
     assert watch.ms is not None  # the host has waited for what follows the chunk

@@ -68,11 +68,11 @@ class Schedule:
         max_question_len: int,
     ) -> None:
         self.config, self.controller = config, controller
-        self.max_question_len, layouts = max_question_len, controller.layouts.costs
-        self.block_size = max(layout.size for layout in layouts)
+        self.max_question_len, kinds = max_question_len, controller.blocks.costs
+        self.block_size = max(kind.size for kind in kinds)
         """Tokens that a draft forward may write."""
         self.max_questions = config.max_questions  # of every plan
-        lookahead = max(layout.lookahead_rows for layout in layouts)
+        lookahead = max(kind.lookahead_rows for kind in kinds)
         self.block_rows = 1 + lookahead if self.block_size > 1 else 0
         self._planned: IterationPlan | None = None
 

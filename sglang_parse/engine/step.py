@@ -128,7 +128,7 @@ class Step:
         if chunk.made is not None:  # nothing, if its launch failed
             self._chunk_watch.stop(chunk.made)
             self.engine.timer.draft(self._chunk_watch, self._reqs(chunk.indices), chunk)
-        masks = chunk.layout.masks.value
+        masks = chunk.kind.masks.value
         self.engine.counters.count("draft_forward_passes_total", chunk.num_forwards, masks)
 
     def _accept(self) -> Sequence[Accepted]:

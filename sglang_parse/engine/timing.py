@@ -146,7 +146,7 @@ class StageTimer:
 
         def record(ms: float) -> None:
             _share(states, draft=ms)
-            forwards = chunk.num_forwards, chunk.layout
+            forwards = chunk.num_forwards, chunk.kind
             stage = StageTime(
                 Stage.DRAFT, len(states), num_tokens, ms, *forwards, continued=continued
             )

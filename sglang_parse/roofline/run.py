@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sglang_parse.client.sections import Grid, Sections
 from sglang_parse.client.tables import show
-from sglang_parse.core.block import ONE_TOKEN, USUAL_BLOCK, DraftLayout, Masks, layouts_for
+from sglang_parse.core.block import ONE_TOKEN, USUAL_BLOCK, BlockKind, Masks, block_kinds
 from sglang_parse.roofline.settings import BF16_BYTES, GPUS, RooflineSettings
 from sglang_parse.shapes.shape import EAGLE3_VOCAB, Shape
 
@@ -116,12 +116,12 @@ class Workload:
         host_ms = LAYER_HOST_MS * model.num_hidden_layers + PASS_HOST_MS
         return replace(self.forward(model, 1 + draft_len), host_ms=host_ms)
 
-    def draft_forward(self, layout: DraftLayout) -> Forward:
+    def draft_forward(self, kind: BlockKind) -> Forward:
         """A step of the draft model, or a block; of many rows only 2N - 1 have logits."""
-        rows = 1 + layout.lookahead_rows
+        rows = 1 + kind.lookahead_rows
         has_all = rows * self.num_reqs <= ALL_LOGITS_ROWS
-        one = self.forward(self.settings.draft, rows, rows if has_all else 2 * layout.size - 1)
-        return replace(one, more_kernels=BLOCK_KERNELS if layout.size > 1 else 0)
+        one = self.forward(self.settings.draft, rows, rows if has_all else 2 * kind.size - 1)
+        return replace(one, more_kernels=BLOCK_KERNELS if kind.size > 1 else 0)
 
     def heads(self, model: Shape) -> float:
         """ms of all steps of an EAGLE-3 head of the model."""
@@ -129,14 +129,14 @@ class Workload:
         head = replace(head, is_quantized=False, experts_per_token=1)
         return self.settings.head_steps * self.forward(head, 1).ms
 
-    def tokens_per_forward(self, layout: DraftLayout) -> float:
+    def tokens_per_forward(self, kind: BlockKind) -> float:
         """Draft tokens of a forward. With masks after the last row, the block after a wrong
         proposal has none to accept."""
         chance = self.settings.block_acceptance
-        tokens = sum(chance**depth for depth in range(layout.size))
-        if layout.masks is not Masks.LAST:
+        tokens = sum(chance**depth for depth in range(kind.size))
+        if kind.masks is not Masks.LAST:
             return tokens
-        with_proposals = 1 / (2 - chance ** (layout.size - 1))
+        with_proposals = 1 / (2 - chance ** (kind.size - 1))
         return with_proposals * tokens + 1 - with_proposals
 
     # -- ms of an answer --------------------------------------------------------
@@ -152,16 +152,16 @@ class Workload:
         return self._answer(one.ms + self.heads(target) + EAGLE3_HOST_MS, accept_length)
 
     def parse(
-        self, acceptance: float, layouts: Iterable[DraftLayout], accept_length: float = 0.0
+        self, acceptance: float, kinds: Iterable[BlockKind], accept_length: float = 0.0
     ) -> tuple[float, int]:
-        """With the best of some layouts and draft lengths, and that length; without layouts, drafts
+        """With the best of some kinds and draft lengths, and that length; without kinds, drafts
         are texts. Every token is verified: behind a refused one the same pass yields the target's.
 
         Args:
             accept_length: mean tokens per forward of a draft model with an EAGLE-3 head of its own,
                 whose steps are in the forward's graph; 0 without one.
         """
-        drafting = [(self.draft_forward(one).ms, self.tokens_per_forward(one)) for one in layouts]
+        drafting = [(self.draft_forward(one).ms, self.tokens_per_forward(one)) for one in kinds]
         if accept_length:
             draft = self.settings.draft
             one = self.forward(draft, 1 + self.settings.head_steps).ms + self.heads(draft)
@@ -184,9 +184,9 @@ class Workload:
         return self.prefill(self.settings.target).ms + rounds * round_ms
 
 
-BLOCKS = layouts_for(USUAL_BLOCK, allow_one_token=False)
+BLOCKS = block_kinds(USUAL_BLOCK, allow_one_token=False)
 WAYS = {"one token": (ONE_TOKEN,), f"blocks of {USUAL_BLOCK}": BLOCKS, "texts": ()}
-"""How drafts are written -> the layouts of the draft model's forwards."""
+"""How drafts are written -> the kinds of the draft model's forwards."""
 HEADS = ("head of the draft", "head of the target, in pieces", "one graph, or stock EAGLE3")
 
 
@@ -232,7 +232,7 @@ def speedups(settings: RooflineSettings) -> Sections:
         rate = 1e3 * load.num_reqs * settings.output_len / plain
         alone = [load.eagle3(tokens, in_pieces=True), load.eagle3(tokens)]
         for acceptance in settings.acceptances:
-            ways = [*((layouts, 0.0) for layouts in WAYS.values()), ((), tokens)]
+            ways = [*((kinds, 0.0) for kinds in WAYS.values()), ((), tokens)]
             found = [load.parse(acceptance, *way) for way in ways]
             cells = [f"{plain / ms:.1f}x ({length})" for ms, length in found]
             cells += [f"{plain / ms:.1f}x" for ms in alone]

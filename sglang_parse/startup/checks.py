@@ -126,7 +126,7 @@ def validate_server_args(server_args: Any) -> None:
         logger.info(text, DRAFT, others, family.name, family.draft)
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # The most rows of a draft forward: last committed token, draft and masks.
-    lookahead = max(layout.lookahead_rows for layout in block.layouts)
+    lookahead = max(kind.lookahead_rows for kind in block.kinds)
     draft_rows = 1 + config.draft_tokens + lookahead
     # Sets the width of each ``req_to_token`` row (4 bytes a column); slots are allocated by phase.
     server_args.speculative_num_draft_tokens = max(longest_pass(config, question), draft_rows)

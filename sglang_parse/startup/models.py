@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.environ import envs
 
-from sglang_parse.core.block import HEAD_BLOCK, USUAL_BLOCK, DraftLayout, layouts_for
+from sglang_parse.core.block import HEAD_BLOCK, USUAL_BLOCK, BlockKind, block_kinds
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.startup.families import refusal
 
@@ -164,9 +164,9 @@ class ParallelDraft:
     has_head: bool = False
 
     @property
-    def layouts(self) -> tuple[DraftLayout, ...]:
-        """The layouts of a forward that compete."""
-        return layouts_for(self.size, allow_one_token=self.allow_one_token, has_head=self.has_head)
+    def kinds(self) -> tuple[BlockKind, ...]:
+        """The kinds of a forward that compete."""
+        return block_kinds(self.size, allow_one_token=self.allow_one_token, has_head=self.has_head)
 
     def __str__(self) -> str:
         if self.size == 1:

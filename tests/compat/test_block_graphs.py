@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks
+from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
 from sglang_parse.engine.drafting import block_graphs
 from sglang_parse.engine.drafting.block_graphs import BlockBody
@@ -17,8 +17,8 @@ from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS, graph_sizes_of
 pytestmark = pytest.mark.compat
 
 VOCAB, MASK_ID, MAX_REQS, CONTEXT, HIDDEN = 17, 16, 8, 200, 12
-LAYOUTS = [DraftLayout(size, masks) for size in (2, 4) for masks in (Masks.LAST, Masks.EVERY)]
-LAYOUTS += [DraftLayout(size, Masks.HEAD) for size in (1, 2, 4)]
+LAYOUTS = [BlockKind(size, masks) for size in (2, 4) for masks in (Masks.LAST, Masks.EVERY)]
+LAYOUTS += [BlockKind(size, Masks.HEAD) for size in (1, 2, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ class Model:
         return hidden @ self._head.T
 
 
-def body_of(layout: DraftLayout, table: torch.Tensor) -> BlockBody:
+def body_of(kind: BlockKind, table: torch.Tensor) -> BlockBody:
     return BlockBody(
-        *(layout, MASK_ID, table),
+        *(kind, MASK_ID, table),
         max_reqs=MAX_REQS,
         last_position=CONTEXT - 1,
     )
@@ -69,31 +69,31 @@ def graph_of(body: BlockBody, model: Model, size: int) -> Callable[[], None]:
     def replay() -> None:
         body.load(size)
         hidden = model.hidden(*views)
-        has_head = body._layout.masks is Masks.HEAD
+        has_head = body._kind.masks is Masks.HEAD
         body.accept(hidden, model.head, (model.propose, hidden) if has_head else None)
 
     return replay
 
 
-def states(layout: DraftLayout, num_reqs: int, seed: int) -> ChainState:
+def states(kind: BlockKind, num_reqs: int, seed: int) -> ChainState:
     generator = torch.Generator().manual_seed(seed)
 
     def numbers(high: int, *shape: int) -> torch.Tensor:
         return torch.randint(high, (num_reqs, *shape), generator=generator)
 
-    num_masks = layout.size - 1
-    count = numbers(layout.size)
+    num_masks = kind.size - 1
+    count = numbers(kind.size)
     candidates = numbers(VOCAB - 1, num_masks)
     candidates[torch.arange(num_masks) >= count[:, None]] = MASK_ID
-    known = torch.minimum(numbers(layout.size), count)
+    known = torch.minimum(numbers(kind.size), count)
     return ChainState(numbers(90) + 5, numbers(VOCAB - 1), candidates, count, known)
 
 
 def planned(
-    layout: DraftLayout, model: Model, table: torch.Tensor, state: ChainState, pools: torch.Tensor
+    kind: BlockKind, model: Model, table: torch.Tensor, state: ChainState, pools: torch.Tensor
 ) -> tuple[ChainState, torch.Tensor]:
-    """One block, row by row, by the layout's definition."""
-    rows, choices, proposed = layout.rows(0), [], []
+    """One block, row by row, by the kind's definition."""
+    rows, choices, proposed = kind.rows(0), [], []
     for i, pool in enumerate(pools.tolist()):
         start = int(state.starts[i])
         real = [int(state.last[i]), *state.candidates[i].tolist()]
@@ -103,8 +103,8 @@ def planned(
         hidden = model.hidden(ids, positions, slots)
         choices.append(model.head(hidden).argmax(1))
         proposed.append(proposal(model, state.pick(slice(i, i + 1)), choices[-1].tolist(), hidden))
-    by_head = torch.tensor(proposed, dtype=torch.int64) if layout.masks is Masks.HEAD else None
-    return accept_blocks(layout.masks, state, torch.stack(choices), MASK_ID, by_head)
+    by_head = torch.tensor(proposed, dtype=torch.int64) if kind.masks is Masks.HEAD else None
+    return accept_blocks(kind.masks, state, torch.stack(choices), MASK_ID, by_head)
 
 
 def proposal(
@@ -132,9 +132,9 @@ def proposal(
     [(10_000, 10_000), (10_000, 5), (0, 10_000), (0, 5)],
     ids=["all rows", "all rows in parts", "rows that matter", "in parts"],
 )
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", LAYOUTS, ids=str)
 def test_replays_are_the_planned_blocks(
-    layout: DraftLayout,
+    kind: BlockKind,
     few_rows: int,
     logits_rows: int,
     table: torch.Tensor,
@@ -143,16 +143,16 @@ def test_replays_are_the_planned_blocks(
     """Three blocks after one another, of three requests in a graph of four, then of another."""
     monkeypatch.setattr(block_graphs, "FEW_ROWS", few_rows)
     monkeypatch.setattr(block_graphs, "LOGITS_ROWS", logits_rows)
-    model, body = Model(3), body_of(layout, table)
+    model, body = Model(3), body_of(kind, table)
     replay = graph_of(body, model, 4)
     for pools, seed in (([4, 9, 2], 1), ([7], 2), ([1, 2, 3, 4], 3)):
-        state = expected = states(layout, len(pools), seed)
+        state = expected = states(kind, len(pools), seed)
         at, limits = torch.tensor(pools), torch.full((len(pools),), 150)
         for _ in range(3):
             body.put(state, at, limits, 4)
             replay()
             state, record = body.take(len(pools))
-            expected, expected_record = planned(layout, model, table, expected, at)
+            expected, expected_record = planned(kind, model, table, expected, at)
             assert all(torch.equal(*pair) for pair in zip(state, expected, strict=True))
             found, wanted = (map(accepted_block, r.tolist()) for r in (record, expected_record))
             assert [*found] == [*wanted]
@@ -161,20 +161,20 @@ def test_replays_are_the_planned_blocks(
 
 
 def test_with_many_rows_only_those_that_matter_reach_the_head(table: torch.Tensor):
-    layout = DraftLayout(4, Masks.EVERY)
-    model, body = Model(5), body_of(layout, table)
-    body.put(states(layout, 2, 1), torch.tensor([1, 2]), torch.tensor([150, 150]), 2)
+    kind = BlockKind(4, Masks.EVERY)
+    model, body = Model(5), body_of(kind, table)
+    body.put(states(kind, 2, 1), torch.tensor([1, 2]), torch.tensor([150, 150]), 2)
     hidden = torch.randn(1000 * body.width, HIDDEN)
     body._input = body._input[:1].repeat(1000, 1)
     body._output = body._output[:1].repeat(1000, 1)
     body.accept(hidden, model.head)
-    assert model.head_rows == 1000 * (2 * layout.size - 1)
+    assert model.head_rows == 1000 * (2 * kind.size - 1)
 
 
 def test_no_block_goes_past_its_slots(table: torch.Tensor):
-    layout = DraftLayout(4, Masks.LAST)
-    body = body_of(layout, table)
-    state = states(layout, 2, 1)._replace(starts=torch.tensor([60, 61]))
+    kind = BlockKind(4, Masks.LAST)
+    body = body_of(kind, table)
+    state = states(kind, 2, 1)._replace(starts=torch.tensor([60, 61]))
     body.put(state, torch.tensor([3, 4]), torch.tensor([50, 100]), 2)
     body.load(2)
     first, second = body.slots[: 2 * body.width].view(2, -1)
@@ -183,10 +183,10 @@ def test_no_block_goes_past_its_slots(table: torch.Tensor):
 
 
 def test_a_row_with_a_nan_is_no_token(table: torch.Tensor):
-    layout = DraftLayout(2, Masks.LAST)
-    model, body = Model(1), body_of(layout, table)
-    body.put(states(layout, 2, 1), torch.tensor([1, 2]), torch.tensor([150, 150]), 2)
-    before = states(layout, 2, 1)
+    kind = BlockKind(2, Masks.LAST)
+    model, body = Model(1), body_of(kind, table)
+    body.put(states(kind, 2, 1), torch.tensor([1, 2]), torch.tensor([150, 150]), 2)
+    before = states(kind, 2, 1)
     hidden = torch.randn(2 * body.width, HIDDEN)
     hidden[1, 0] = torch.nan
     body.load(2)

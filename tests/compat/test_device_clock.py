@@ -134,7 +134,7 @@ def test_compiled_kernels_are_not_in_the_mean():
         step, _ = launched(batch, engine)
         step._finish_draft()
         engine.controller.observe(engine.timer.take_stages(), [((0.5, ""), 0)])
-    assert engine.controller.layouts.per_token(1) == pytest.approx(1.06)
+    assert engine.controller.blocks.per_token(1) == pytest.approx(1.06)
 
 
 def test_a_draft_prefill_is_read_when_it_has_passed(

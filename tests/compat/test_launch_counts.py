@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_parse.core.block import layouts_for
+from sglang_parse.core.block import block_kinds
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Action, Phase, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
@@ -166,7 +166,7 @@ def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
     """One replay each, whatever attention backend the draft model has; requests that sample take
     their logits from it, and nothing waits."""
     batch, engine = in_blocks(drafting(0), drafting(1, top_k=top_k), plans_on_device=False)
-    layout, replayed = engine.controller.layouts.choose(2), Counter[str]()
+    layout, replayed = engine.controller.blocks.choose(2), Counter[str]()
     width = layout.rows(0).num_rows
 
     class Graphs:
@@ -183,7 +183,7 @@ def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
 
     engine.drafter.model._block_graphs = {layout: Graphs()}
     candidates: list[Any] = []
-    engine.controller.layouts.choose = lambda _, among: candidates.extend(among) or layout
+    engine.controller.blocks.choose = lambda _, among: candidates.extend(among) or layout
     found = count(lambda: launched(batch, engine))
     assert (found.forwards, found.waits) == ({}, 0)
     assert replayed == ({"block": BLOCKS} if top_k == 1 else {"block": BLOCKS, "logits": BLOCKS})
@@ -228,7 +228,7 @@ def test_as_many_blocks_as_the_tokens_are_expected_to_take(
     req.kv.kv_allocated_len = PROMPT + allocated
     req.sampling_params.max_new_tokens = 1 + budget
     batch, engine = in_blocks(req, num_blocks=2 * BLOCKS)
-    (cost,) = (c for x, c in engine.controller.layouts.costs.items() if x.masks.value == "last")
+    (cost,) = (c for x, c in engine.controller.blocks.costs.items() if x.masks.value == "last")
     cost.num_tokens, cost.num_used = 20.0, 10.0
     found = count(lambda: launched(batch, engine))
     assert found.forwards == {"DRAFT_EXTEND_V2": blocks}
@@ -238,7 +238,7 @@ def test_a_chunk_that_measures_its_layout(count: Count):
     """It is short, and the next chunk may have another layout."""
     reqs = [drafting(0), drafting(1)]
     batch, engine = in_blocks(*reqs)
-    engine.controller.layouts.probe_tokens = SIZE
+    engine.controller.blocks.probe_tokens = SIZE
     first: list[Any] = []
     found = count(lambda: first.extend(launched(batch, engine)))
     assert found.forwards == {"DRAFT_EXTEND_V2": 2}
@@ -356,8 +356,8 @@ def test_slots_for_a_block_after_the_last_token_of_a_chunk(block_size: int, rows
     req.parse_state.draft.token_ids = [DRAFTED] * 3
     req.parse_state.launch_draft(4)
     config = ParseConfig(draft_chunk=CHUNK)
-    layouts = layouts_for(block_size, allow_one_token=False)
-    schedule = Schedule(config, Controller(Limits.of(config, 0), layouts=layouts), 0)
+    kinds = block_kinds(block_size, allow_one_token=False)
+    schedule = Schedule(config, Controller(Limits.of(config, 0), kinds=kinds), 0)
     assert schedule._demand(req).lookahead_slots == 3 + 4 + CHUNK + rows
 
 

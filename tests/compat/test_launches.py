@@ -99,8 +99,8 @@ def test_a_block(monkeypatch: pytest.MonkeyPatch, masks: str, is_masked: bool):
     ends.parse_state.draft.candidates = (7, 8, 9)
     batch = batch_of(begins, goes_on, samples, ends)
     engine = engine_for(batch, is_masked=is_masked, block_size=4)
-    (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
-    monkeypatch.setattr(engine.controller.layouts, "choose", lambda *_: plan)
+    (plan,) = (plan for plan in engine.controller.blocks.costs if plan.masks.value == masks)
+    monkeypatch.setattr(engine.controller.blocks, "choose", lambda *_: plan)
     launched(batch, engine)
     (forward,) = engine.drafter.model.draft_runner.forwards
     num_rows = {"last": 7, "every": 16}[masks]
@@ -128,8 +128,8 @@ def test_blocks_after_blocks_in_flight(
         batch.sampling_info.sampling_seed = torch.zeros(2, dtype=torch.int64, device=GPU)
     config = ParseConfig(draft_tokens=64, draft_chunk=6)  # two of a block's four are expected
     engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
-    (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
-    monkeypatch.setattr(engine.controller.layouts, "choose", lambda *_: plan)
+    (plan,) = (plan for plan in engine.controller.blocks.costs if plan.masks.value == masks)
+    monkeypatch.setattr(engine.controller.blocks, "choose", lambda *_: plan)
     engine.schedule.all_draft = lambda *_: True
     first, _ = launched(batch, engine)
     assert [req.parse_state.num_draft_inflight for req in reqs] == [12, 12]
@@ -138,7 +138,7 @@ def test_blocks_after_blocks_in_flight(
     behind = batch_of(*reqs[1:])
     behind.sampling_info.sampling_seed = None
     second, _ = launched(behind, engine, first)
-    assert second.chunk.layout is first.chunk.layout is plan
+    assert second.chunk.kind is first.chunk.kind is plan
     _, *forwards = engine.drafter.model.draft_runner.forwards
     width = {"last": 7, "every": 16}[masks]
     for number, forward in enumerate(forwards, 1):
@@ -163,10 +163,10 @@ def test_blocks_behind_the_end_of_a_draft_stay_in_its_slots(
     req.sampling_params.max_new_tokens = 1000
     batch, config = batch_of(req), ParseConfig(draft_tokens=12, draft_chunk=12)
     engine = engine_for(batch, block_size=4, config=config)
-    costs = engine.controller.layouts.costs
+    costs = engine.controller.blocks.costs
     (plan,) = (plan for plan in costs if plan.masks.value == masks)
     costs[plan].num_tokens = costs[plan].num_used = 1.0
-    monkeypatch.setattr(engine.controller.layouts, "choose", lambda *_: plan)
+    monkeypatch.setattr(engine.controller.blocks, "choose", lambda *_: plan)
     launched(batch, engine)
     starts = [f.extend_prefix_lens_cpu for f in engine.drafter.model.draft_runner.forwards]
     assert starts == [[PROMPT + min(4 * number, 12)] for number in range(12)]

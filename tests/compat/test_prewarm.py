@@ -42,7 +42,7 @@ def test_every_kind_of_forward_runs(
     assert rows == [1, 16, 32]
     rows = [len(forward.input_ids) for forward in draft.forwards]
     assert rows[:2] == [16, 32]
-    costs = engine.controller.layouts.costs
+    costs = engine.controller.blocks.costs
     assert len(costs) == (1 if block_size == 1 else 2)
     sizes = (1, 2, 4) if graph_reqs else ()
     num_runs = 1 + engine.config.policy.cold_forwards
@@ -58,4 +58,4 @@ def test_every_kind_of_forward_runs(
         for _ in range(engine.config.policy.cold_forwards):
             cost.per_forward.add(1, 1e3)
         assert cost.per_forward.at(1) == known
-        assert engine.controller.layouts.choose(1) is [*costs][0]
+        assert engine.controller.blocks.choose(1) is [*costs][0]

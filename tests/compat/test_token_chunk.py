@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_parse.core.block import layouts_for
+from sglang_parse.core.block import block_kinds
 from sglang_parse.core.phases import DraftPlan, Phase, RequestPolicy
 from sglang_parse.core.request import RequestState
 
@@ -94,7 +94,7 @@ def draft(
     model.runs_ahead, model.graph_reqs = False, 0
     model.kv = DraftKvMarks(table, table.numel())
     batch = SimpleNamespace(reqs=reqs, device="cpu")
-    (layout,) = layouts_for(1, allow_one_token=False)
+    (layout,) = block_kinds(1, allow_one_token=False)
     chunk = TokenChunk(model, layout, batch, range(len(reqs)), draft_tokens=64, runs_ahead=False)
     chunk.launch(num_tokens)
     chunk.wait()

@@ -203,7 +203,7 @@ def test_layouts_compete_and_requests_are_retracted(
     assert ids_of(tight.generate_all(prompts, 4, **LIMIT)) == wanted
     log = tight.probe.folder.with_suffix(".log").read_text()
     assert "tokens that the draft model writes per forward: up to 4 tokens, by its EAGLE-3" in log
-    (line, *_) = (line for line in log.splitlines() if "PARSE: draft layout: " in line)
+    (line, *_) = (line for line in log.splitlines() if "PARSE: draft blocks: " in line)
     for layout in ("4 tokens per forward, proposed by the EAGLE-3 head", "one token per forward"):
         assert f"{layout}: " in line
     tight.assert_nothing_lost()

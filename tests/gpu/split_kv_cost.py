@@ -32,7 +32,7 @@ from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
 from sglang_parse.attention import split_kv
 from sglang_parse.attention.split_kv import SplitKV
-from sglang_parse.core.block import DraftLayout, Masks
+from sglang_parse.core.block import BlockKind, Masks
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import qlen_only_mask
 
@@ -72,7 +72,7 @@ def chain(width: int) -> RequestLayout:
 
 
 def block(size: int, masks: Masks = Masks.EVERY) -> RequestLayout:
-    return DraftLayout(size, masks).rows(0)
+    return BlockKind(size, masks).rows(0)
 
 
 LENGTHS = (0, 1, split_kv.TILE - 1, split_kv.TILE, 333)

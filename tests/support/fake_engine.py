@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from sglang_parse.attention.support import ALIAS, MASK
-from sglang_parse.core.block import layouts_for
+from sglang_parse.core.block import block_kinds
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Action, Draft, Phase, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
@@ -299,13 +299,13 @@ def engine_for(
     )
     if has_head:
         draft.head = draft_head(batch)
-    layouts = layouts_for(block_size, allow_one_token=False, has_head=has_head)
-    controller = Controller(layouts=layouts)
+    kinds = block_kinds(block_size, allow_one_token=False, has_head=has_head)
+    controller = Controller(kinds=kinds)
     return Engine(
         config=config,
         drafter=Drafter(
             draft,
-            controller.layouts,
+            controller.blocks,
             is_masked=is_masked,
             plans_on_device=plans_on_device,
             draft_tokens=config.draft_tokens,
@@ -380,7 +380,7 @@ def in_blocks(
     config = ParseConfig(draft_tokens=512, draft_chunk=SIZE // 2 * num_blocks)
     has_head = masks == "head"
     engine = engine_for(batch, config=config, block_size=SIZE, has_head=has_head, **settings)
-    (plan,) = (plan for plan in engine.controller.layouts.costs if plan.masks.value == masks)
-    engine.controller.layouts.choose = lambda *_: plan
+    (plan,) = (plan for plan in engine.controller.blocks.costs if plan.masks.value == masks)
+    engine.controller.blocks.choose = lambda *_: plan
     engine.schedule.all_draft = lambda *_: True
     return batch, engine

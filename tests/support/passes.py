@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_parse.core.block import DraftLayout, Masks
+from sglang_parse.core.block import BlockKind, Masks
 from sglang_parse.core.layout import RequestLayout
 
 QUESTION_LEN = 9
@@ -18,7 +18,7 @@ def request(prefix_len: int, draft_len: int, num_questions: int) -> RequestLayou
 
 def block(prefix_len: int, masks: Masks, size: int = 8) -> RequestLayout:
     """A forward of a draft that writes several tokens."""
-    return DraftLayout(size, masks).rows(prefix_len)
+    return BlockKind(size, masks).rows(prefix_len)
 
 
 PASSES = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks, layouts_for
+from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks, block_kinds
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block, propose
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.simulation import BLOCK_ENV_VAR
@@ -19,9 +19,9 @@ from support.reference import dense_mask
 pytestmark = pytest.mark.unit
 
 VOCAB, MASK_ID = 97, 96
-LAYOUTS = [DraftLayout(size, masks) for size in (2, 4, 8) for masks in (Masks.LAST, Masks.EVERY)]
-LAST, EVERY = DraftLayout(4, Masks.LAST), DraftLayout(4, Masks.EVERY)
-HEAD = DraftLayout(4, Masks.HEAD)
+LAYOUTS = [BlockKind(size, masks) for size in (2, 4, 8) for masks in (Masks.LAST, Masks.EVERY)]
+LAST, EVERY = BlockKind(4, Masks.LAST), BlockKind(4, Masks.EVERY)
+HEAD = BlockKind(4, Masks.HEAD)
 
 
 # -- rows -----------------------------------------------------------------------
@@ -45,7 +45,7 @@ def test_masks_after_every_row():
 
 
 def test_one_token_per_forward_is_a_row():
-    (one,) = layouts_for(1, allow_one_token=True)
+    (one,) = block_kinds(1, allow_one_token=True)
     assert (one.rows(9).num_rows, one.lookahead_rows) == (1, 0)
 
 
@@ -53,29 +53,29 @@ def test_a_head_needs_slots_for_its_steps():
     """All of four tokens are accepted; its second and third proposal stand behind them."""
     rows = HEAD.rows(9)
     assert (rows.num_rows, rows.is_causal, HEAD.lookahead_rows) == (4, True, 5)
-    assert [DraftLayout(n, Masks.HEAD).lookahead_rows for n in (1, 2, 3)] == [0, 1, 3]
+    assert [BlockKind(n, Masks.HEAD).lookahead_rows for n in (1, 2, 3)] == [0, 1, 3]
 
 
 # -- acceptance -----------------------------------------------------------------
 
 
 def state_of(
-    layout: DraftLayout, text: Sequence[int], candidates: Sequence[int], num_known: int = 0
+    kind: BlockKind, text: Sequence[int], candidates: Sequence[int], num_known: int = 0
 ) -> ChainState:
-    padded = [*candidates, *[MASK_ID] * (layout.size - 1 - len(candidates))]
+    padded = [*candidates, *[MASK_ID] * (kind.size - 1 - len(candidates))]
     numbers = ([len(text) - 1], [text[-1]], [padded], [len(candidates)], [num_known])
     return ChainState(*(torch.tensor(part, dtype=torch.int64) for part in numbers))
 
 
 def accept(
-    layout: DraftLayout,
+    kind: BlockKind,
     choices: Sequence[int],
     candidates: Sequence[int] = (5, 6, 7),
     num_known: int = 0,
 ) -> tuple[list[int], list[int]]:
     """The newly accepted tokens of one block, and the next candidates."""
-    state = state_of(layout, [4], candidates, num_known)
-    _, records = accept_blocks(layout.masks, state, torch.tensor([choices]), MASK_ID)
+    state = state_of(kind, [4], candidates, num_known)
+    _, records = accept_blocks(kind.masks, state, torch.tensor([choices]), MASK_ID)
     accepted, proposed = accepted_block(records[0].tolist())
     return list(accepted), list(proposed)
 
@@ -123,8 +123,8 @@ def test_blocks_add_as_many_tokens_as_simulated(
     """Random choices confirm next to nothing. With masks after the last row, a block behind one
     with a refused candidate has none to accept."""
     monkeypatch.setenv(BLOCK_ENV_VAR, str(wanted))
-    layout = DraftLayout(8, masks)
-    num_rows, state, added = layout.rows(0).num_rows, state_of(layout, [4], []), []
+    kind = BlockKind(8, masks)
+    num_rows, state, added = kind.rows(0).num_rows, state_of(kind, [4], []), []
     for _ in range(400):
         choices = torch.randint(VOCAB, (1, num_rows))
         had_candidates = int(state.num_candidates) > 0
@@ -141,25 +141,25 @@ def test_blocks_add_as_many_tokens_as_simulated(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[DraftLayout, list[tuple[list[int], int]], list[list[int]]]:
+def cases(draw: st.DrawFn) -> tuple[BlockKind, list[tuple[list[int], int]], list[list[int]]]:
     """Few token ids, so that candidates hold now and then; some could not be computed."""
     tokens = st.integers(NO_TOKEN, 3) if draw(st.booleans()) else st.integers(0, 2)
     size, masks = draw(st.integers(2, 5)), draw(st.sampled_from([Masks.LAST, Masks.EVERY]))
-    layout = DraftLayout(size, masks)
-    num_rows, num_reqs = layout.rows(0).num_rows, draw(st.integers(1, 3))
+    kind = BlockKind(size, masks)
+    num_rows, num_reqs = kind.rows(0).num_rows, draw(st.integers(1, 3))
     lists = [draw(st.lists(st.integers(0, 2), max_size=size - 1)) for _ in range(num_reqs)]
     known = [draw(st.integers(0, len(candidates))) for candidates in lists]
     row = st.lists(tokens, min_size=num_rows, max_size=num_rows)
-    return layout, [*zip(lists, known, strict=True)], [draw(row) for _ in range(num_reqs)]
+    return kind, [*zip(lists, known, strict=True)], [draw(row) for _ in range(num_reqs)]
 
 
 @given(cases())
 def test_it_is_what_a_loop_over_candidates_accepts(case: tuple):
-    layout, lists, choices = case
-    size = layout.size
-    parts = [state_of(layout, [7] * (i + 1), *one) for i, one in enumerate(lists)]
+    kind, lists, choices = case
+    size = kind.size
+    parts = [state_of(kind, [7] * (i + 1), *one) for i, one in enumerate(lists)]
     before = ChainState(*(torch.cat(part) for part in zip(*parts, strict=True)))
-    after, records = accept_blocks(layout.masks, before, torch.tensor(choices), MASK_ID)
+    after, records = accept_blocks(kind.masks, before, torch.tensor(choices), MASK_ID)
     for i, ((candidates, known), chosen) in enumerate(zip(lists, choices, strict=True)):
         accepted, proposed = accepted_block(records[i].tolist())
         if NO_TOKEN in chosen:
@@ -169,9 +169,9 @@ def test_it_is_what_a_loop_over_candidates_accepts(case: tuple):
         matched = known
         while matched < len(candidates) and candidates[matched] == chosen[matched]:
             matched += 1
-        first = size + matched * (size - 1) if layout.masks is Masks.EVERY else matched + 1
+        first = size + matched * (size - 1) if kind.masks is Masks.EVERY else matched + 1
         next_candidates = chosen[first : first + size - 1]
-        if layout.masks is Masks.LAST and matched < len(candidates):
+        if kind.masks is Masks.LAST and matched < len(candidates):
             next_candidates = []
         assert list(accepted) == chosen[known : matched + 1]
         assert list(proposed) == next_candidates
@@ -203,10 +203,10 @@ def propose_after(
     size: int, candidates: Sequence[int], choices: Sequence[int], num_known: int = 0
 ) -> tuple[list[int], list[int], CountingHead]:
     """What a block accepts and proposes next, behind a text of 10 tokens."""
-    layout, head = DraftLayout(size, Masks.HEAD), CountingHead()
-    state, chosen = state_of(layout, range(10), candidates, num_known), torch.tensor([choices])
+    kind, head = BlockKind(size, Masks.HEAD), CountingHead()
+    state, chosen = state_of(kind, range(10), candidates, num_known), torch.tensor([choices])
     proposed = propose(head, state, chosen, torch.arange(9.0, 9 + size).view(1, size, 1))
-    _, records = accept_blocks(layout.masks, state, chosen, MASK_ID, proposed)
+    _, records = accept_blocks(kind.masks, state, chosen, MASK_ID, proposed)
     accepted, following = accepted_block(records[0].tolist())
     return list(accepted), list(following), head
 
@@ -246,13 +246,13 @@ Chooser = Callable[[list[int], list[int]], list[int]]
 """Text and candidates -> the choice of every row of a block."""
 
 
-def chooser(layout: DraftLayout, next_token: Callable, guess: Callable) -> Chooser:
+def chooser(kind: BlockKind, next_token: Callable, guess: Callable) -> Chooser:
     """``next_token(text)`` is the model's one-token choice, ``guess(text, depth)`` its masks'."""
-    size = layout.size
+    size = kind.size
 
     def choose(text: list[int], candidates: list[int]) -> list[int]:
         seen = [text + candidates[:row] for row in range(len(candidates) + 1)]
-        if layout.masks is Masks.LAST:
+        if kind.masks is Masks.LAST:
             num_masks = 2 * size - 2 - len(candidates)
             return [*map(next_token, seen), *(guess(seen[-1], d + 1) for d in range(num_masks))]
         seen += [text] * (size - len(seen))  # unused places
@@ -262,13 +262,13 @@ def chooser(layout: DraftLayout, next_token: Callable, guess: Callable) -> Choos
     return choose
 
 
-def write(layout: DraftLayout, choose: Chooser, start: list[int], count: int) -> tuple[list, int]:
+def write(kind: BlockKind, choose: Chooser, start: list[int], count: int) -> tuple[list, int]:
     """At least ``count`` tokens after ``start``, and the forwards they took."""
-    text, forwards, state = list(start), 0, state_of(layout, start, [])
+    text, forwards, state = list(start), 0, state_of(kind, start, [])
     while len(text) < len(start) + count:
         candidates = state.candidates[0, : int(state.num_candidates)].tolist()
         choices = torch.tensor([choose(text, candidates)])
-        state, records = accept_blocks(layout.masks, state, choices, MASK_ID)
+        state, records = accept_blocks(kind.masks, state, choices, MASK_ID)
         text += accepted_block(records[0].tolist())[0]
         forwards += 1
         assert (int(state.starts), int(state.last)) == (len(text) - 1, text[-1])
@@ -282,9 +282,9 @@ def one_by_one(next_token: Callable, start: list[int], count: int) -> list[int]:
     return text
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", LAYOUTS, ids=str)
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
-def test_the_text_equals_the_models(layout: DraftLayout, right: float):
+def test_the_text_equals_the_models(kind: BlockKind, right: float):
     rng = random.Random(3)
 
     def next_token(text: Sequence[int]) -> int:
@@ -293,10 +293,10 @@ def test_the_text_equals_the_models(layout: DraftLayout, right: float):
     def guess(text: list[int], depth: int) -> int:
         return one_by_one(next_token, text, depth + 1)[-1] if rng.random() < right else 60
 
-    text, forwards = write(layout, chooser(layout, next_token, guess), [1, 2], 50)
+    text, forwards = write(kind, chooser(kind, next_token, guess), [1, 2], 50)
     assert text == one_by_one(next_token, [1, 2], len(text) - 2)
     if right == 1.0:  # the first forward has no candidates yet
-        assert forwards == 1 + -(-49 // layout.size)
+        assert forwards == 1 + -(-49 // kind.size)
     elif right == 0.0:
         assert 40 < forwards <= 50  # 60 is right now and then
 
@@ -315,9 +315,9 @@ def test_sampled_text_has_the_models_distribution():
         return (len(text) + depth) % 3
 
     count = 4_000
-    for layout in (LAST, EVERY):
-        choose = chooser(layout, draw, guess)
-        seen = Counter(tuple(write(layout, choose, [0], 3)[0][1:4]) for _ in range(count))
+    for kind in (LAST, EVERY):
+        choose = chooser(kind, draw, guess)
+        seen = Counter(tuple(write(kind, choose, [0], 3)[0][1:4]) for _ in range(count))
         distance = 0.0
         for a in range(3):
             for b in range(3):
@@ -380,7 +380,7 @@ def causal_logits(model: Qwen3ForCausalLM, ids: Sequence[int]) -> torch.Tensor:
 def test_every_depth_is_what_a_causal_forward_with_masks_predicts(model, masks: Masks):
     """Depth 0 is the text's own next token; depth d has d mask tokens after the text: PARD's."""
     text, candidates = [3, 14, 15, 9, 26, 5, 35], [8, 9, 7, 9]
-    logits = block_logits(model, text, candidates, DraftLayout(5, masks).rows(len(text) - 1))
+    logits = block_logits(model, text, candidates, BlockKind(5, masks).rows(len(text) - 1))
     rows = iter(logits)
     for row in range(5):
         expected = causal_logits(model, text + candidates[:row])
@@ -392,16 +392,16 @@ def test_every_depth_is_what_a_causal_forward_with_masks_predicts(model, masks: 
     assert next(rows, None) is None
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_models_greedy_text(model, layout: DraftLayout):
+@pytest.mark.parametrize("kind", LAYOUTS, ids=str)
+def test_a_models_greedy_text(model, kind: BlockKind):
     """Parallel drafts equal drafts token by token."""
 
     def choose(text: list[int], candidates: list[int]) -> list[int]:
-        rows = layout.rows(len(text) - 1)
+        rows = kind.rows(len(text) - 1)
         return block_logits(model, text, candidates, rows).argmax(-1).tolist()
 
     def next_token(text: Sequence[int]) -> int:
         return int(causal_logits(model, text).argmax())
 
-    text, _ = write(layout, choose, [5, 6, 7], 10)
+    text, _ = write(kind, choose, [5, 6, 7], 10)
     assert text == one_by_one(next_token, [5, 6, 7], len(text) - 3)

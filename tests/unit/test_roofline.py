@@ -12,7 +12,7 @@ import pytest
 
 from sglang_parse import cli
 from sglang_parse.client.records import BenchError
-from sglang_parse.core.block import ONE_TOKEN, DraftLayout, Masks
+from sglang_parse.core.block import ONE_TOKEN, BlockKind, Masks
 from sglang_parse.roofline.run import BLOCKS, Workload, costs, speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.shapes.shape import Shape
@@ -142,7 +142,7 @@ def test_tokens_of_a_block():
 
 
 def test_a_block_costs_little_more_than_a_step_until_its_rows_count():
-    def ratio(num_reqs: int, layout: DraftLayout) -> float:
+    def ratio(num_reqs: int, layout: BlockKind) -> float:
         load = Workload(H100, num_reqs)
         return load.draft_forward(layout).ms / load.draft_forward(ONE_TOKEN).ms
 

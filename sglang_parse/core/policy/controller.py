@@ -12,10 +12,10 @@ import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 
-from sglang_parse.core.block import ONE_TOKEN, DraftLayout
+from sglang_parse.core.block import ONE_TOKEN, BlockKind
 from sglang_parse.core.phases import DraftKey, DraftPlan, VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS, PolicyConfig
-from sglang_parse.core.policy.costs import Layouts, StageCost
+from sglang_parse.core.policy.costs import BlockChoice, StageCost
 from sglang_parse.core.policy.drafting import Acceptance, KeyStats
 from sglang_parse.core.policy.limits import ADAPTIVE, Limits, draft_lengths
 from sglang_parse.core.stage import Stage, StageTime
@@ -28,7 +28,7 @@ class Controller:
 
     Args:
         mode: "auto"; "always" drafts as ``limits`` say, "never" not.
-        layouts: candidate draft layouts.
+        kinds: kinds of blocks that may draft.
 
     Attributes:
         num_running: running requests, with the one that asks; set before each iteration.
@@ -43,10 +43,10 @@ class Controller:
         limits: Limits = ADAPTIVE,
         mode: str = "auto",
         config: PolicyConfig = DEFAULTS,
-        layouts: Sequence[DraftLayout] = (ONE_TOKEN,),
+        kinds: Sequence[BlockKind] = (ONE_TOKEN,),
     ) -> None:
         self.limits, self.mode, self.config = limits, mode, config
-        self.layouts = Layouts(layouts, config)
+        self.blocks = BlockChoice(kinds, config)
         self.num_running, self.no_draft_reason = 1, ""
         self.last_plan: DraftPlan | None = None
         self.speedup: float | None = None
@@ -65,7 +65,7 @@ class Controller:
     @property
     def is_timed(self) -> bool:
         """Whether observed stage times decide anything."""
-        return self.is_adaptive or len(self.layouts.costs) > 1
+        return self.is_adaptive or len(self.blocks.costs) > 1
 
     def rests(self, key: DraftKey, num_failed: int) -> bool:
         """Whether so many failed drafts in a row, where drafting pays in general, tell about a
@@ -136,8 +136,8 @@ class Controller:
         """Returns the expected speedup if so many requests draft, infinity before costs are known,
         and the draft tokens with the most output per ms within the latency bound."""
         limits, verify = self.limits, self._costs[Stage.VERIFY]
-        token_ms, step_ms = self.layouts.per_token(num_drafting), self.ms(Stage.DECODE)
-        if token_ms is None or verify.at(1) is None or not self.layouts.knows(num_drafting):
+        token_ms, step_ms = self.blocks.per_token(num_drafting), self.ms(Stage.DECODE)
+        if token_ms is None or verify.at(1) is None or not self.blocks.knows(num_drafting):
             return math.inf, self.config.probe_tokens
 
         def ms(num_drafted: float) -> float:
@@ -149,7 +149,7 @@ class Controller:
             return draft_ms + 2 * self.ms(Stage.SCHEDULER) + (verify.at(rows) or 0.0)
 
         wait_ms = 0.0
-        if self.layouts.current.size > 1:  # drafts that are ready wait for the slowest one
+        if self.blocks.current.size > 1:  # drafts that are ready wait for the slowest one
             wait_ms = min(stats.round_ms - ms(stats.round_tokens), 2 * self.ms(Stage.VERIFY))
         bound, best = limits.max_draft_latency_ms or math.inf, (0.0, 0)
         for length in draft_lengths(limits.draft_tokens):
@@ -232,7 +232,7 @@ class Controller:
     def _learn(self, timed: StageTime) -> float | None:
         """Returns as ``StageCost.add``. A decode step is the verify pass with the fewest rows."""
         if timed.stage is Stage.DRAFT:
-            return self.layouts.observe(timed)
+            return self.blocks.observe(timed)
         size = max(1, timed.size)
         if timed.stage is Stage.DECODE:
             gain = timed.num_tokens / size - self._tokens_per_step
@@ -290,7 +290,7 @@ class Controller:
             return chunk, num_ready
         if not num_decoding:
             return chunk, 0 if may_join and num_drafting else num_ready
-        step_ms, token_ms = self.ms(Stage.DECODE), self.layouts.per_token(max(1, num_drafting))
+        step_ms, token_ms = self.ms(Stage.DECODE), self.blocks.per_token(max(1, num_drafting))
         if not step_ms or token_ms is None:
             return chunk if is_fixed else min(chunk, self.config.probe_tokens), num_ready
         if self._has_plain and self._debt_ms:

@@ -1,4 +1,4 @@
-"""What forwards cost: wall time of a stage by its size, and the cheapest draft layout."""
+"""What forwards cost: wall time of a stage by its size, and the cheapest kind of block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sglang_parse.core.block import DraftLayout
+from sglang_parse.core.block import BlockKind
 from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.stage import StageTime
 
@@ -87,8 +87,8 @@ class StageCost:
 
 
 @dataclass(slots=True)
-class LayoutCost:
-    """ms per forward of a layout by requests; decayed counts of the draft tokens that it brought to
+class BlockCost:
+    """ms per forward of a kind by requests; decayed counts of the draft tokens that it brought to
     a request, and of the forwards in which that request's draft was not over yet."""
 
     per_forward: StageCost
@@ -110,34 +110,34 @@ class LayoutCost:
         return self.num_tokens / self.num_used if self.num_used else 0.0
 
 
-class Layouts:
-    """Chooses the draft layout (``block``) of each chunk by its ms per accepted token at this load.
+class BlockChoice:
+    """Chooses the kind of block of each chunk by its ms per accepted token at this load.
 
-    All layouts write the same text. Mask tokens after every row get more tokens per forward but add
+    All kinds write the same text. Mask tokens after every row get more tokens per forward but add
     rows, which are cheap on a GPU with few requests and expensive with many.
 
     Attributes:
         current: the cheapest one at the last comparison.
         probe_tokens: most draft tokens of the chunk that ``choose`` was called for, if it is to
-            measure its layout; 0 for no limit.
+            measure its kind; 0 for no limit.
     """
 
-    def __init__(self, layouts: Sequence[DraftLayout], config: PolicyConfig) -> None:
-        self.costs = {layout: LayoutCost(StageCost(config)) for layout in layouts}
-        self.current, self._config, self.num_chunks, self.probe_tokens = layouts[0], config, 0, 0
+    def __init__(self, kinds: Sequence[BlockKind], config: PolicyConfig) -> None:
+        self.costs = {kind: BlockCost(StageCost(config)) for kind in kinds}
+        self.current, self._config, self.num_chunks, self.probe_tokens = kinds[0], config, 0, 0
 
-    def choose(self, num_requests: int, among: Iterable[DraftLayout] = ()) -> DraftLayout:
-        """Returns the layout of the next chunk of this many requests: one that was not measured at
+    def choose(self, num_requests: int, among: Iterable[BlockKind] = ()) -> BlockKind:
+        """Returns the kind of the next chunk of this many requests: one that was not measured at
         this load, now and then the longest unused one, else the cheapest.
 
         Args:
-            among: the candidates; all layouts if there are none.
+            among: the candidates; all kinds if there are none.
         """
         self.num_chunks += 1
-        costs = {layout: self.costs[layout] for layout in among} or self.costs
+        costs = {kind: self.costs[kind] for kind in among} or self.costs
         chosen = next((x for x in costs if not costs[x].knows(num_requests)), None)
         if chosen is None and self.num_chunks % self._config.retry_every == 0:
-            chosen = min(costs, key=lambda layout: costs[layout].last_used)
+            chosen = min(costs, key=lambda kind: costs[kind].last_used)
         # A whole draft of single tokens would cost a probe many times what it finds out.
         self.probe_tokens = self._config.probe_tokens if chosen and len(costs) > 1 else 0
         if chosen is None:
@@ -147,7 +147,7 @@ class Layouts:
 
     def observe(self, timed: StageTime) -> float | None:
         """Records a chunk; returns its ms as ``StageCost.add`` does."""
-        cost = self.costs[timed.layout]
+        cost = self.costs[timed.kind]
         count = timed.num_forwards or max(1, round(timed.num_tokens))
         keep = 0.5 ** (count / self._config.retry_every)
         num_tokens, num_used = timed.continued or (timed.num_tokens, count)
@@ -157,7 +157,7 @@ class Layouts:
         return None if ms is None else ms * count
 
     def knows(self, num_requests: float) -> bool:
-        """Whether ``LayoutCost.knows`` is true of a layout."""
+        """Whether ``BlockCost.knows`` is true of a kind."""
         return any(cost.knows(num_requests) for cost in self.costs.values())
 
     def per_token(self, num_requests: float) -> float | None:

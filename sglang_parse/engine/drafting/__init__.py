@@ -2,16 +2,16 @@
 
     drafter.prefill_missing(reqs)            compute draft KV that requests lack before they draft
     draft_prefill.is_prefilled(req)          whether that is done
-    chunk = drafter.start(batch, rows, before)     choose a layout for these requests
+    chunk = drafter.start(batch, rows, before)     choose blocks for these requests
     chunk.launch(num_tokens, before)         launch forwards; on a CPU, wait for them
     chunk.can_follow(reqs)                   whether the next chunk may be launched before ``wait``
     chunk.wait(leave=0)                      wait for the tokens and add them to the drafts
-    chunk.layout, rows, num_forwards, tokens_per_request, finished     what it was
+    chunk.kind, rows, num_forwards, tokens_per_request, finished     what it was
     drafter.model.kv                         marks of slots with draft KV: ``clear``, ``settle``
 
 Modules, callers first:
 
-    drafter          chooses the layout, starts chunks
+    drafter          chooses the kind of block, starts chunks
     token_by_token   chunks of decode steps
     parallel         chunks of blocks
     block_graphs     a block as one CUDA graph

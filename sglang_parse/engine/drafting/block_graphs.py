@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-from sglang_parse.core.block import NO_TOKEN, DraftLayout, Masks
+from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks
 from sglang_parse.core.block_accept import (
     BlockRows,
     ChainState,
@@ -58,21 +58,21 @@ class BlockBody(WideInputs):
 
     def __init__(
         self,
-        layout: DraftLayout,
+        kind: BlockKind,
         mask_id: int,
         req_to_token: torch.Tensor,
         *,
         max_reqs: int,
         last_position: int,
     ) -> None:
-        rows, device = layout.rows(0), req_to_token.device
+        rows, device = kind.rows(0), req_to_token.device
         super().__init__(rows.num_rows, max_reqs, device)
-        self._layout, self._req_to_token = layout, req_to_token
-        self._num_masks = layout.size - 1
+        self._kind, self._req_to_token = kind, req_to_token
+        self._num_masks = kind.size - 1
         offsets = torch.tensor(rows.positions(), device=device)
         self._columns = torch.arange(self.width, device=device)
         self._rows = BlockRows(offsets, self._columns, mask_id, last_position)
-        record_len = 2 + layout.size + self._num_masks
+        record_len = 2 + kind.size + self._num_masks
         with torch.device(device):
             self._input = torch.zeros(max_reqs, _COUNTS + self._num_masks, dtype=torch.int64)
             done_len = _STATE + self._num_masks + record_len
@@ -89,7 +89,7 @@ class BlockBody(WideInputs):
     def take(self, num_reqs: int) -> tuple[ChainState, torch.Tensor]:
         """Returns what the block has accepted, as ``accept_blocks``."""
         done = self._output[:num_reqs].clone()  # the next replay writes there
-        after, record = done.split((_STATE + self._num_masks, 2 * self._layout.size + 1), 1)
+        after, record = done.split((_STATE + self._num_masks, 2 * self._kind.size + 1), 1)
         starts, last, num_candidates, num_known = after[:, :_STATE].unbind(1)
         return ChainState(starts, last, after[:, _STATE:], num_candidates, num_known), record
 
@@ -116,12 +116,12 @@ class BlockBody(WideInputs):
         """
         size = len(hidden) // self.width
         state, _ = self._state(size)
-        if self._layout.masks is Masks.EVERY and len(hidden) > FEW_ROWS:
+        if self._kind.masks is Masks.EVERY and len(hidden) > FEW_ROWS:
             choices = self._sparse_choices(state, hidden, logits_of)
         else:
             choices = _greedy(hidden, logits_of).view(size, self.width)
         proposed = head and propose(head[0], state, choices, head[1].unflatten(0, choices.shape))
-        masks, mask_id = self._layout.masks, self._rows.mask_id
+        masks, mask_id = self._kind.masks, self._rows.mask_id
         after, record = accept_blocks(masks, state, choices, mask_id, proposed)
         counts = (after.starts, after.last, after.num_candidates, after.num_known)
         self._output[:size] = torch.cat((torch.stack(counts, 1), after.candidates, record), 1)
@@ -137,7 +137,7 @@ class BlockBody(WideInputs):
         self, state: ChainState, hidden: torch.Tensor, logits_of: LogitsOf
     ) -> torch.Tensor:
         """int64 [n, width]: of the masks only those after the last accepted candidate choose."""
-        size, num_reqs = self._layout.size, len(state.starts)
+        size, num_reqs = self._kind.size, len(state.starts)
         rows = hidden.view(num_reqs, self.width, -1)
         choices = torch.zeros(num_reqs, self.width, dtype=torch.int64, device=hidden.device)
         choices[:, :size] = _greedy(rows[:, :size].flatten(0, 1), logits_of).view(num_reqs, size)
@@ -149,26 +149,26 @@ class BlockBody(WideInputs):
 
 
 class BlockGraphs(WideGraphs):
-    """The graphs of one layout, for several numbers of requests.
+    """The graphs of one kind, for several numbers of requests.
 
     Args:
         runner: the draft model's runner; its decode graphs exist.
-        head: proposes, in layouts without masks.
+        head: proposes, in kinds without masks.
     """
 
     def __init__(
-        self, runner: Any, layout: DraftLayout, mask_id: int, head: DraftHead | None = None
+        self, runner: Any, kind: BlockKind, mask_id: int, head: DraftHead | None = None
     ) -> None:
-        rows = layout.rows(0)
+        rows = kind.rows(0)
         sizes = graph_sizes_of(rows.num_rows, MAX_DRAFT_ROWS, runner.decode_cuda_graph_capture_bs)
         self.body = BlockBody(
-            layout,
+            kind,
             mask_id,
             runner.req_to_token_pool.req_to_token,
             max_reqs=sizes[-1],
             last_position=runner.model_config.context_len - 1,
         )
-        self._head = HeadInGraph(head, layout.size, sizes[-1]) if head else None
+        self._head = HeadInGraph(head, kind.size, sizes[-1]) if head else None
         super().__init__(runner, rows, self.body)
 
     # -- replay -----------------------------------------------------------------

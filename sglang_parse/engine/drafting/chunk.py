@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from sglang_parse.core.block import DraftLayout
+from sglang_parse.core.block import BlockKind
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy
@@ -48,8 +48,8 @@ class DraftChunk(ABC):
 
     Attributes:
         num_forwards: forwards launched.
-        probe_tokens: most tokens of this chunk, which measures its layout: the next one may have
-            another layout, and waits for it. 0: no such limit.
+        probe_tokens: most tokens of this chunk, which measures its blocks: the next one may have
+            others, and waits for it. 0: no such limit.
         finished: indices of requests whose drafts it has ended, as known so far.
         made: see ``HostCopy``: of the last one; None before the first.
     """
@@ -59,7 +59,7 @@ class DraftChunk(ABC):
     def __init__(
         self,
         model: DraftModel,
-        layout: DraftLayout,
+        kind: BlockKind,
         batch: ScheduleBatch,
         indices: Sequence[int],
         *,
@@ -68,9 +68,9 @@ class DraftChunk(ABC):
         tokens_per_forward: float = 0.0,
         is_masked: bool = False,
     ) -> None:
-        self.model, self.layout, self.batch, self.indices = model, layout, batch, tuple(indices)
-        # Half of a block, until one was seen: a layout's first chunk tells what more bring, too.
-        self._tokens_per_forward = max(1.0, tokens_per_forward or layout.size / 2)
+        self.model, self.kind, self.batch, self.indices = model, kind, batch, tuple(indices)
+        # Half of a block, until one was seen: a kind's first chunk tells what more bring, too.
+        self._tokens_per_forward = max(1.0, tokens_per_forward or kind.size / 2)
         self.num_forwards = self.probe_tokens = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
@@ -94,7 +94,7 @@ class DraftChunk(ABC):
         Args:
             before: the chunk launched last, if the host has not waited for all of it.
         """
-        size, reqs = self.layout.size, self._reqs(self.indices)
+        size, reqs = self.kind.size, self._reqs(self.indices)
         num_tokens = min(num_tokens, self.probe_tokens or num_tokens)
         if self._runs_ahead:
             if not any(req.parse_state.num_draft_inflight for req in reqs):

@@ -21,7 +21,7 @@ from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
-from sglang_parse.core.block import DraftLayout, Masks
+from sglang_parse.core.block import BlockKind, Masks
 from sglang_parse.device import on_device
 from sglang_parse.engine.drafting.batches import extend_batch, new_batch
 from sglang_parse.engine.drafting.block_graphs import BlockGraphs
@@ -88,7 +88,7 @@ class DraftModel(EagleDraftWorkerBase):
         graph_reqs: requests of the largest decode step with a CUDA graph; 0 without graphs.
         replays: whether the last forward replayed a CUDA graph.
         kv: marks of the slots with draft KV; made with the memory pool.
-        block_layouts, mask_id: the layouts of its blocks, and the mask token; set before
+        block_kinds, mask_id: the kinds of its blocks, and the mask token; set before
             ``init_cuda_graphs``.
         head: the EAGLE-3 head that proposes its blocks' candidates; every forward that writes the
             draft model's KV writes the head's, too.
@@ -128,9 +128,9 @@ class DraftModel(EagleDraftWorkerBase):
         self.runs_ahead = self.device != "cpu"
         self.graph_reqs = 0
         self.replays = False
-        self.block_layouts: Sequence[DraftLayout] = ()
+        self.block_kinds: Sequence[BlockKind] = ()
         self.mask_id = 0
-        self._block_graphs: dict[DraftLayout, BlockGraphs] = {}
+        self._block_graphs: dict[BlockKind, BlockGraphs] = {}
         self._prefill_graphs: Sequence[PassGraphs] = ()
 
     def draft(self) -> None:
@@ -164,21 +164,21 @@ class DraftModel(EagleDraftWorkerBase):
         if not self.graph_reqs:
             return
         self._prefill_graphs = capture(self.draft_runner, PREFILL_WIDTHS, MAX_DRAFT_ROWS)
-        for layout in self.block_layouts:
-            if layout.masks is not Masks.NONE:
-                one = BlockGraphs(self.draft_runner, layout, self.mask_id, self.head)
-                self._block_graphs[layout] = one
+        for kind in self.block_kinds:
+            if kind.masks is not Masks.NONE:
+                one = BlockGraphs(self.draft_runner, kind, self.mask_id, self.head)
+                self._block_graphs[kind] = one
 
-    def graphs_of(self, layout: DraftLayout, num_reqs: int) -> BlockGraphs | None:
-        """The graphs of a layout's blocks, if one holds so many requests."""
-        graphs = self._block_graphs.get(layout)
+    def graphs_of(self, kind: BlockKind, num_reqs: int) -> BlockGraphs | None:
+        """The graphs of a kind of block, if one holds so many requests."""
+        graphs = self._block_graphs.get(kind)
         return graphs if graphs is not None and graphs.fits(num_reqs) else None
 
-    def has_graph(self, layout: DraftLayout, num_reqs: int) -> bool:
-        """Whether a forward of so many requests in this layout is a replay."""
-        if layout.masks is Masks.NONE:
+    def has_graph(self, kind: BlockKind, num_reqs: int) -> bool:
+        """Whether a forward of so many requests of this kind is a replay."""
+        if kind.masks is Masks.NONE:
             return num_reqs <= self.graph_reqs
-        return self.graphs_of(layout, num_reqs) is not None
+        return self.graphs_of(kind, num_reqs) is not None
 
     # -- forwards ---------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The drafter: chooses the layout of a draft chunk and starts it."""
+"""The drafter: chooses the kind of block of a draft chunk and starts it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 import math
 from collections.abc import Sequence
 
-from sglang_parse.core.block import DraftLayout, Masks
-from sglang_parse.core.policy.costs import Layouts
+from sglang_parse.core.block import BlockKind, Masks
+from sglang_parse.core.policy.costs import BlockChoice
 from sglang_parse.engine.drafting.chunk import DraftChunk
 from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.draft_prefill import prefill_missing
@@ -19,7 +19,7 @@ from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 logger = logging.getLogger(__name__)
 
 LOG_EVERY = 256
-"""Draft chunks between two log lines about their layout, at least."""
+"""Draft chunks between two log lines about their blocks, at least."""
 
 
 class Drafter:
@@ -34,16 +34,16 @@ class Drafter:
     def __init__(
         self,
         model: DraftModel,
-        layouts: Layouts,
+        kinds: BlockChoice,
         *,
         is_masked: bool,
         plans_on_device: bool,
         draft_tokens: int,
     ) -> None:
-        self.model, self._layouts = model, layouts
+        self.model, self._kinds = model, kinds
         self._is_masked, self._plans_on_device = is_masked, plans_on_device
         self._draft_tokens = draft_tokens
-        self._logged: DraftLayout | None = None
+        self._logged: BlockKind | None = None
         self._log_from = 0
 
     def prefill_missing(self, reqs: Sequence[Req]) -> list[int]:
@@ -56,26 +56,24 @@ class Drafter:
 
         Args:
             before: the chunk launched last, if the host has not waited for all of it. A chunk that
-                follows tokens in flight takes its layout.
+                follows tokens in flight takes its blocks.
         """
         follows = any(batch.reqs[i].parse_state.num_draft_inflight for i in indices)
         if before and follows:
-            return self.chunk(before.layout, batch, indices)
-        # In pieces, the host's launches cost more than a layout can save.
-        replayed = [x for x in self._layouts.costs if self.model.has_graph(x, len(indices))]
-        chunk = self.chunk(self._layouts.choose(len(indices), replayed), batch, indices)
-        chunk.probe_tokens = self._layouts.probe_tokens
-        self._log_layout(len(indices))
+            return self.chunk(before.kind, batch, indices)
+        # In pieces, the host's launches cost more than a kind of block can save.
+        replayed = [x for x in self._kinds.costs if self.model.has_graph(x, len(indices))]
+        chunk = self.chunk(self._kinds.choose(len(indices), replayed), batch, indices)
+        chunk.probe_tokens = self._kinds.probe_tokens
+        self._log_choice(len(indices))
         return chunk
 
-    def chunk(
-        self, layout: DraftLayout, batch: ScheduleBatch, indices: Sequence[int]
-    ) -> DraftChunk:
+    def chunk(self, kind: BlockKind, batch: ScheduleBatch, indices: Sequence[int]) -> DraftChunk:
         runs_ahead, draft_tokens = self.model.runs_ahead, self._draft_tokens
-        if layout.masks is Masks.NONE:
+        if kind.masks is Masks.NONE:
             return TokenChunk(
                 self.model,
-                layout,
+                kind,
                 batch,
                 indices,
                 draft_tokens=draft_tokens,
@@ -83,27 +81,30 @@ class Drafter:
             )
         # Adjustments of a block depend on the tokens and candidates before it.
         is_any_adjusted = any(is_adjusted(batch.reqs[i]) for i in indices)
-        has_graph = self.model.graphs_of(layout, len(indices)) is not None
+        has_graph = self.model.graphs_of(kind, len(indices)) is not None
         is_planned_on_device = self._plans_on_device or has_graph
         return ParallelChunk(
             self.model,
-            layout,
+            kind,
             batch,
             indices,
             draft_tokens=draft_tokens,
             runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
-            tokens_per_forward=self._layouts.costs[layout].tokens_per_forward,
+            tokens_per_forward=self._kinds.costs[kind].tokens_per_forward,
             is_masked=self._is_masked,
         )
 
-    def _log_layout(self, num_requests: int) -> None:
-        """Logs a new choice of the layout, and the costs behind it, but not every flicker."""
-        layouts = self._layouts
-        is_new = layouts.current != self._logged and layouts.num_chunks >= self._log_from
-        times = {str(x): cost.per_token(num_requests) for x, cost in layouts.costs.items()}
+    def _log_choice(self, num_requests: int) -> None:
+        """Logs a new choice of blocks, and the costs behind it, but not every flicker."""
+        kinds = self._kinds
+        is_new = kinds.current != self._logged and kinds.num_chunks >= self._log_from
+        times = {str(x): cost.per_token(num_requests) for x, cost in kinds.costs.items()}
         if is_new and len(times) > 1 and max(times.values()) < math.inf:
-            self._logged, self._log_from = layouts.current, layouts.num_chunks + LOG_EVERY
+            self._logged, self._log_from = kinds.current, kinds.num_chunks + LOG_EVERY
             costs = "; ".join(f"{x}: {ms:.2f} ms per accepted token" for x, ms in times.items())
             logger.info(
-                "PARSE: draft layout: %s (%d requests; %s)", layouts.current, num_requests, costs
+                "PARSE: draft blocks: %s (%d requests; %s)",
+                kinds.current,
+                num_requests,
+                costs,
             )

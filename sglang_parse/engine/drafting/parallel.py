@@ -5,7 +5,7 @@ has an EAGLE-3 head (``draft_head``).
 runs like a verify pass, in the requests' KV slots. The KV of accepted candidates stays; the
 next forward overwrites what follows it.
 
-Every block of a layout has the same rows, wherever it starts, and its acceptance stays on the
+All blocks of a kind have the same rows, wherever it starts, and its acceptance stays on the
 device. So the next block can be launched at once: the host knows only the highest position it may
 start at, K tokens per block, and attention reads the lengths on the device
 (``ParseVerifyInput.starts``). Where the backend plans attention on the host, the host waits for
@@ -22,7 +22,7 @@ from itertools import compress
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-from sglang_parse.core.block import DraftLayout
+from sglang_parse.core.block import BlockKind
 from sglang_parse.core.block_accept import (
     BlockRows,
     ChainState,
@@ -63,9 +63,7 @@ class ParallelChunk(DraftChunk):
         records: list[torch.Tensor] = []
         if blocks is None or blocks.indices != indices:
             state = before.state_of(reqs) if isinstance(before, ParallelChunk) else None
-            blocks = _Blocks(
-                self.model, self.layout, self.batch, indices, is_masked=self._is_masked
-            )
+            blocks = _Blocks(self.model, self.kind, self.batch, indices, is_masked=self._is_masked)
         else:  # the host has waited for the block before, and no draft has ended
             blocks.start_here()
         state = state or blocks.known_state()
@@ -79,15 +77,15 @@ class ParallelChunk(DraftChunk):
         self._send(indices, records)
         self._state, self._blocks = state, blocks
         for req in reqs:
-            req.parse_state.launch_draft(self.layout.size * num_blocks)
+            req.parse_state.launch_draft(self.kind.size * num_blocks)
 
     def _num_possible(self, req: Req, num_forwards: int) -> int:
         # A block that does not fit starts at the last place where one does. That is wrong unless
         # the draft is over there: the planner may have granted slots for the chunk's tokens only.
-        first, last = length(req) - 1, req.kv.kv_allocated_len - 1 - self.layout.lookahead_rows
+        first, last = length(req) - 1, req.kv.kv_allocated_len - 1 - self.kind.lookahead_rows
         if last >= req.parse_state.committed_len + self._budget(req) - 1:
             return num_forwards
-        return min(num_forwards, (last - first) // self.layout.size + 1)
+        return min(num_forwards, (last - first) // self.kind.size + 1)
 
     def state_of(self, reqs: Sequence[Req]) -> ChainState:
         """Returns the state after its blocks for some of its requests."""
@@ -98,7 +96,7 @@ class ParallelChunk(DraftChunk):
         for record in values:
             count = state.num_drafted
             accepted, candidates = accepted_block(record)
-            state.add_draft(accepted, budget, num_launched=self.layout.size, candidates=candidates)
+            state.add_draft(accepted, budget, num_launched=self.kind.size, candidates=candidates)
             if count and state.phase is Phase.DRAFTING:
                 self._num_used += 1
                 self._num_brought += state.num_drafted - count
@@ -128,21 +126,21 @@ class _Blocks:
     def __init__(
         self,
         model: DraftModel,
-        layout: DraftLayout,
+        kind: BlockKind,
         batch: ScheduleBatch,
         indices: Sequence[int],
         *,
         is_masked: bool,
     ) -> None:
-        self._model, self._layout = model, layout
+        self._model, self._kind = model, kind
         self._batch, self.indices, device = batch, indices, batch.device
         self._reqs = [batch.reqs[i] for i in indices]
-        self._graphs = model.graphs_of(layout, len(indices))
-        self._wide = layout.rows(0)
+        self._graphs = model.graphs_of(kind, len(indices))
+        self._wide = kind.rows(0)
         self._width = width = self._wide.num_rows
         self._has_mask = is_masked and not self._wide.is_causal
         self.start_here()
-        num_slots = 1 + layout.lookahead_rows
+        num_slots = 1 + kind.lookahead_rows
         self._limits_cpu = [req.kv.kv_allocated_len - num_slots for req in self._reqs]
         pools = [req.kv.req_pool_idx for req in self._reqs]
         self._pools, self._limits = on_device([pools, self._limits_cpu], device).unbind()
@@ -151,7 +149,7 @@ class _Blocks:
         last_position = model.draft_runner.model_config.context_len - 1
         self._block_rows = BlockRows(offsets, self._columns, model.mask_id, last_position)
         self._has_seeds = batch.sampling_info.sampling_seed is not None
-        num_sampled = width if self._has_seeds else layout.size
+        num_sampled = width if self._has_seeds else kind.size
         limits = (max_forward_rows(), max_logits_rows(model.draft_runner))
         self._spans = []
         for place in spans_within([(width, width)] * len(indices), limits):
@@ -169,7 +167,7 @@ class _Blocks:
     def known_state(self) -> ChainState:
         """The state of requests whose drafts the host knows; computes KV that is missing before
         their blocks."""
-        num_masks, known, marks = self._layout.size - 1, [], []
+        num_masks, known, marks = self._kind.size - 1, [], []
         spans = zip(self._reqs, self._fill_gaps(), self._starts, strict=True)
         for place, (req, start, end) in enumerate(spans):
             first, *text = _tokens(req, start, end + 1)
@@ -187,7 +185,7 @@ class _Blocks:
         candidates."""
         ends = [*zip(self._reqs, self._starts, strict=True)]
         starts = [kv_len(self._model, req, end) for req, end in ends]
-        gaps = [e - s >= self._layout.size for s, e in zip(starts, self._starts, strict=True)]
+        gaps = [e - s >= self._kind.size for s, e in zip(starts, self._starts, strict=True)]
         if any(gaps):
             prefill_up_to(self._model, [*compress(ends, gaps)])
         spans = zip(starts, self._starts, gaps, strict=True)
@@ -205,7 +203,7 @@ class _Blocks:
         blocks = [self._block(span, state.pick(span.place), number) for span in self._spans]
         choices, proposed = map(torch.cat, zip(*blocks, strict=True))
         by_head = proposed if self._model.head is not None else None
-        return accept_blocks(self._layout.masks, state, choices, self._model.mask_id, by_head)
+        return accept_blocks(self._kind.masks, state, choices, self._model.mask_id, by_head)
 
     def _block(
         self, span: _Span, state: ChainState, number: int
@@ -222,7 +220,7 @@ class _Blocks:
         if head is None or hidden is None:
             return choices, choices[:, :0]
         # Steps of the head start behind the block's tokens.
-        longest = [start + 2 * self._layout.size for start in longest]
+        longest = [start + 2 * self._kind.size for start in longest]
         forward = partial(head.forward, self._pools[span.place], longest)
         return choices, broadcast(
             propose(forward, state, choices, hidden.unflatten(0, choices.shape))
@@ -236,7 +234,7 @@ class _Blocks:
 
     def _longest(self, number: int) -> list[int]:
         """Where block ``number`` of each request starts, at most."""
-        size = self._layout.size
+        size = self._kind.size
         return [
             min(start + size * number, limit)
             for start, limit in zip(self._starts, self._limits_cpu, strict=True)
@@ -260,7 +258,7 @@ class _Blocks:
         positions = self._block_rows.positions(state)
         if self._has_seeds:
             return span.sampled.sample(logits, positions.flatten())[0]
-        size = self._layout.size
+        size = self._kind.size
         tokens = logits.argmax(dim=-1).view(-1, self._width)
         real = logits.view(len(tokens), self._width, -1)[:, :size].flatten(0, 1)
         sampled, _ = span.sampled.sample(real, positions[:, :size].flatten())
