@@ -5,6 +5,8 @@
     python examples/real_pair/readings.py turn --out build/real_pair --url http://127.0.0.1:30000 \
         --tokenizer TARGET --task 'gsm8k.jsonl:60:python examples/grade_math.py'
     python examples/real_pair/readings.py table --out build/real_pair --tokenizer TARGET
+    python examples/real_pair/readings.py label --out build/real_pair --tokenizer TARGET \
+        --task 'gsm8k.jsonl:60:python examples/grade_math.py'
 
 ``read`` has both models read the draft model's own answers (the setting "draft" of answers.py),
 into ``readings.jsonl``.
@@ -16,6 +18,8 @@ answer is wrong: a harm (``turns.jsonl``). All such tokens before it, and those 
 right, are harmless. Both resume.
 
 ``table`` compares readings: the harms that pass at equal numbers of refusals.
+
+``label`` writes these drafts for ``sglang-parse train-judge --data``: ``labeled.jsonl``.
 """
 
 from __future__ import annotations
@@ -178,6 +182,31 @@ def turn(given: argparse.Namespace, console: Console) -> None:
             progress.advance(bar)
 
 
+def labeled(prompt: str, row: Row, turned: Row, tokenizer: Any) -> Row:
+    """A line of ``train-judge --data``."""
+    end = len(row["draft"]) - (row["draft"][-1] == tokenizer.eos_token_id)
+    text, harm = tokenizer.decode(row["draft"][:end]), turned["harm"]
+    right_chars = None if harm is None else len(tokenizer.decode(row["draft"][:harm]))
+    messages = [{"role": "user", "content": prompt}]
+    found = {"messages": messages, "draft": text, "score": int(harm is None)}
+    return found | {"right_chars": None if right_chars is None else min(right_chars, len(text))}
+
+
+def label(given: argparse.Namespace, console: Console) -> None:
+    items = items_of(given)
+    tokenizer = AutoTokenizer.from_pretrained(given.tokenizer)
+    rows = {key_of(row): row for row in read_lines(given.out / "readings.jsonl")}
+    path = given.out / "labeled.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for one in read_lines(given.out / "turns.jsonl"):
+            row = rows[key_of(one)]
+            # Whether a draft that the length limit has cut is right to its end, nobody knows.
+            if one["harm"] is not None or row["draft"][-1] == tokenizer.eos_token_id:
+                found = labeled(items[key_of(one)].text, row, one, tokenizer)
+                print(json.dumps(found), file=file)
+    console.print(f"labeled drafts are in {path}")
+
+
 def means(values: Sequence[float]) -> list[float]:
     """[n] each with up to WINDOW - 1 before it."""
     sums = [0.0, *accumulate(values)]
@@ -264,14 +293,15 @@ def table(given: argparse.Namespace, console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True)
-    for run, flags in ((read, ("target", "draft")), (turn, ("url", "tokenizer"))):
+    programs = {read: ("target", "draft"), turn: ("url", "tokenizer"), label: ("tokenizer",)}
+    for run, flags in programs.items():
         one = commands.add_parser(run.__name__)
         one.set_defaults(run=run)
         one.add_argument("--task", type=read_task, action="append", required=True)
         for name in flags:
             one.add_argument(f"--{name}", required=True)
-    one.add_argument("--concurrency", type=int, default=64)
-    one.add_argument("--max-tokens", type=int, default=320)
+    commands.choices["turn"].add_argument("--concurrency", type=int, default=64)
+    commands.choices["turn"].add_argument("--max-tokens", type=int, default=320)
     last = commands.add_parser("table")
     last.set_defaults(run=table)
     last.add_argument("--tokenizer", required=True)

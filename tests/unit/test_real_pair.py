@@ -165,3 +165,23 @@ def test_ten_problems_that_were_measured(tmp_path: Path):
     assert turns.missing("plain") == items[1:]
     assert turns.missing("standalone") == items
     assert side_by_side.Turns(path, items, 9).missing("plain") == items
+
+
+class Spelled:
+    """A tokenizer of letters; "." ends an answer."""
+
+    eos_token_id = ord(".")
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+def test_drafts_for_train_judge():
+    row = {"draft": [*map(ord, "abc.")]}
+    right = readings.labeled("?", row, {"harm": None}, Spelled())
+    asked = [{"role": "user", "content": "?"}]
+    assert right == {"messages": asked, "draft": "abc", "score": 1, "right_chars": None}
+    wrong = readings.labeled("?", row, {"harm": 1}, Spelled())
+    assert (wrong["score"], wrong["right_chars"]) == (0, 1)
+    # The answer's end is the error.
+    assert readings.labeled("?", row, {"harm": 3}, Spelled())["right_chars"] == 3
