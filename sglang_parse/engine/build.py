@@ -85,7 +85,7 @@ def build_engine(
     drafter = _drafter(config, args, draft, controller.blocks, parallel.size > 1)
     encoder = TextEncoder(tokenizer, target.runner.model_config.context_len)
     question_rows = 0 if config.has_head else max_question_len
-    sources = _sources(config, args, controller, judge, drafter, counters, encoder, question_rows)
+    sources = _sources(config, controller, judge, drafter, counters, encoder, question_rows, eagle)
     return Engine(
         config=config,
         drafter=drafter,
@@ -123,13 +123,13 @@ def _drafter(
 
 def _sources(
     config: ParseConfig,
-    server_args: Any,
     controller: Controller,
     judge: Judge | None,
     drafter: Drafter | None,
     counters: Counters,
     encoder: TextEncoder,
     question_rows: int,
+    head: EagleDecoder | None,
 ) -> SourceChain:
     """The sources of drafts; texts are prepared and other servers asked on rank 0."""
     is_first = is_first_rank()
@@ -148,8 +148,8 @@ def _sources(
     model = DraftModelSource(controller) if drafter else None
     forced = ForcedSource(config, controller)
     eagle = None
-    if config.drafts_with_eagle3:
-        eagle = EagleSource(config, controller, server_args.speculative_num_steps)
+    if head is not None and config.drafts_with_eagle3:
+        eagle = EagleSource(config, controller, head)
     predictions = TextSource(PREDICTION, parts)
     return SourceChain(predictions, answers, endpoint, model, forced, eagle, incoming)
 

@@ -86,6 +86,7 @@ class EagleDecoder(EagleHead):
 
     Attributes:
         columns: what it reads of the captured hidden states; None for all.
+        num_steps, num_run: steps of its longest proposal, of the latest one.
     """
 
     columns: torch.Tensor | None = None
@@ -100,7 +101,8 @@ class EagleDecoder(EagleHead):
         guard: DraftGuard,
     ) -> None:
         super().__init__(server_args, gpu_id, nccl_port, target_worker, path)
-        self._guard = guard
+        self._guard, self.num_steps = guard, self.worker.speculative_num_steps
+        self.num_run = self.num_steps
 
     @property
     def layers(self) -> list[int]:
@@ -115,7 +117,12 @@ class EagleDecoder(EagleHead):
     @property
     def _chain_rows(self) -> int:
         """Rows of a request that verifies a whole proposal."""
-        return self.worker.speculative_num_draft_tokens
+        return self.num_steps + 1
+
+    def steps_for(self, num_tokens: int) -> int:
+        """Steps of a proposal of so many tokens: a graph has all of them, and in pieces fewer steps
+        would cost more."""
+        return self.num_steps if self.worker.cuda_graph_runner else max(1, num_tokens)
 
     def init_attention_backends(self) -> None:
         with self.as_eagle3():
@@ -280,9 +287,11 @@ class EagleDecoder(EagleHead):
         reqs = [batch.reqs[i] for i in indices]
         if reqs:
             with self._guard.contain(reqs, model=EAGLE_HEAD, ends_failures=True):
+                lens = [chain_len(req, self.num_steps) for req in reqs]
+                self.num_run = self.steps_for(max(lens))
                 tokens = broadcast(self._propose(batch, indices).to(torch.int64)).tolist()
-                for i, req, chain in zip(indices, reqs, tokens, strict=True):
-                    proposals[i] = chain[: chain_len(req, len(chain))]
+                for i, length, chain in zip(indices, lens, tokens, strict=True):
+                    proposals[i] = chain[:length]
         return proposals
 
     def _propose(self, batch: ScheduleBatch, indices: Sequence[int]) -> torch.Tensor:
@@ -300,11 +309,16 @@ class EagleDecoder(EagleHead):
                 [req.parse_state.output_ids[-1] for req in reqs], batch.device, torch.int32
             ),
         )
-        with self.forward_contexts():
-            return self._run_chains(view)
+        worker = self.worker
+        worker.speculative_num_steps = self.num_run
+        try:
+            with self.forward_contexts():
+                return self._run_chains(view)
+        finally:
+            worker.speculative_num_steps = self.num_steps
 
     def _run_chains(self, view: ScheduleBatch) -> torch.Tensor:
-        """[n, num_steps] proposed tokens. Source: ``EagleDraftWorker.draft`` without its trees and
+        """[n, num_run] proposed tokens. Source: ``EagleDraftWorker.draft`` without its trees and
         masks."""
         worker = self.worker
         forward_batch, replays, _ = prepare_for_draft(

@@ -15,6 +15,7 @@ from sglang_parse.core.phases import EAGLE3, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.drafting import Acceptance
 from sglang_parse.core.stage import Stage
+from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.sglang_types import Req
 
@@ -27,13 +28,13 @@ class EagleSource:
     Args:
         config: the server's settings.
         controller: knows what passes and the head cost.
-        longest: tokens that the head can propose.
+        head: proposes them; it runs as many steps as its longest proposal has tokens, or all.
     """
 
     name = EAGLE3
 
-    def __init__(self, config: ParseConfig, controller: Controller, longest: int) -> None:
-        self._config, self._controller, self._longest = config, controller, longest
+    def __init__(self, config: ParseConfig, controller: Controller, head: EagleDecoder) -> None:
+        self._config, self._controller, self._head = config, controller, head
         self._acceptance = Acceptance(controller.config.error_rate)
 
     def start(self, req: Req) -> str:
@@ -46,16 +47,18 @@ class EagleSource:
         return ""
 
     def length(self) -> int:
-        """Tokens to propose: those with the most output per ms, if all running requests decode so.
-        The head runs all its steps anyway."""
-        costs = self._controller
+        """Tokens to propose: those with the most output per ms, if all running requests decode
+        so."""
+        costs, head = self._controller, self._head
 
         def rate(length: int) -> float:
-            ms = costs.head_ms + costs.ms(Stage.VERIFY, costs.num_running * (1 + length))
+            # Of the latest proposal: the extend, and a forward for each step but the first.
+            head_ms = costs.head_ms / head.num_run * head.steps_for(length)
+            ms = head_ms + costs.ms(Stage.VERIFY, costs.num_running * (1 + length))
             return (1 + self._acceptance.expect(length)[1]) / ms
 
         is_known = costs.is_adaptive and costs.head_ms
-        return max(range(self._longest, 0, -1), key=rate) if is_known else self._longest
+        return max(range(head.num_steps, 0, -1), key=rate) if is_known else head.num_steps
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         del req
