@@ -86,7 +86,6 @@ class EagleDecoder(EagleHead):
 
     Attributes:
         columns: what it reads of the captured hidden states; None for all.
-        num_steps, num_run: steps of its longest proposal, of the latest one.
     """
 
     columns: torch.Tensor | None = None
@@ -101,8 +100,7 @@ class EagleDecoder(EagleHead):
         guard: DraftGuard,
     ) -> None:
         super().__init__(server_args, gpu_id, nccl_port, target_worker, path)
-        self._guard, self.num_steps = guard, self.worker.speculative_num_steps
-        self.num_run = self.num_steps
+        self._guard = guard
 
     @property
     def layers(self) -> list[int]:
@@ -118,11 +116,6 @@ class EagleDecoder(EagleHead):
     def _chain_rows(self) -> int:
         """Rows of a request that verifies a whole proposal."""
         return self.num_steps + 1
-
-    def steps_for(self, num_tokens: int) -> int:
-        """Steps of a proposal of so many tokens: a graph has all of them, and in pieces fewer steps
-        would cost more."""
-        return self.num_steps if self.worker.cuda_graph_runner else max(1, num_tokens)
 
     def init_attention_backends(self) -> None:
         with self.as_eagle3():

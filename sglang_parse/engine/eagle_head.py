@@ -27,6 +27,9 @@ class EagleHead:
         server_args, gpu_id, nccl_port: see SGLang's ``BaseSpecWorker``.
         model_worker: the model's.
         path: the head's folder.
+
+    Attributes:
+        num_steps, num_run: steps of the longest proposal, of the latest one.
     """
 
     def __init__(
@@ -47,6 +50,12 @@ class EagleHead:
                 is_draft_worker=False,
             )
             self.worker = EagleDraftWorker(server_args, gpu_id, nccl_port, model_worker)
+        self.num_steps = self.num_run = self.worker.speculative_num_steps
+
+    def steps_for(self, num_tokens: int) -> int:
+        """Steps of a proposal of so many tokens: a graph has all of them, and in pieces fewer steps
+        would cost more."""
+        return self.num_steps if self.worker.cuda_graph_runner else max(1, num_tokens)
 
     @contextmanager
     def as_eagle3(self) -> Iterator[None]:

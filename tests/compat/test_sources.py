@@ -198,6 +198,18 @@ def test_a_text_drafts_where_it_brings_more_than_the_draft_model(
     assert req.parse_state.draft.source == source
 
 
+def test_the_text_that_has_brought_more_drafts_first(monkeypatch: pytest.MonkeyPatch):
+    """What a text has cost changes no order: one that does not fit is not asked anyway."""
+    server = Server(monkeypatch, reuse_answers="9")
+    for losses, source in (((0.5, 0.0), PREDICTION), ((-1.0, -3.0), ANSWERS)):
+        req = server.request(prediction="one two three", cache_salt="tenant")
+        req.parse_state.texts[ANSWERS].extend([*map(ord, "one two four")])
+        for name, loss in zip((PREDICTION, ANSWERS), losses, strict=True):
+            req.parse_state.texts[name].length.lose(loss)
+        assert server.start(req, "one") == ""
+        assert req.parse_state.draft.source == source
+
+
 def test_nothing_drafts(monkeypatch: pytest.MonkeyPatch):
     server = Server(monkeypatch)
     assert server.start(server.request(), "A") == NOTHING

@@ -26,8 +26,9 @@ NOTHING = "no draft model, and no text that may draft"
 
 
 class SourceChain:
-    """Asks a server's sources for drafts: texts first, which cost a verify pass and no drafting.
-    Each is weighed against what the next ones would bring in the same time.
+    """Asks a server's sources for drafts: texts first, which cost a verify pass and no drafting, in
+    the order of what they have brought to the answer. Each is weighed against what the next ones
+    would bring in the same time.
 
     Args:
         predictions: drafts from predicted outputs.
@@ -160,9 +161,9 @@ class SourceChain:
             source.observe(req, outcome)
 
     def _of(self, state: RequestState) -> Iterator[DraftSource]:
-        for name, source in self._texts.items():
-            if name in state.texts:
-                yield source
+        texts = [name for name in self._texts if name in state.texts]
+        for name in sorted(texts, key=lambda name: min(0.0, state.texts[name].length.net_loss)):
+            yield self._texts[name]
         if self._model is not None:
             yield self._model
 

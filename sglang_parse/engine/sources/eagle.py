@@ -15,7 +15,7 @@ from sglang_parse.core.phases import EAGLE3, VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.drafting import Acceptance
 from sglang_parse.core.stage import Stage
-from sglang_parse.engine.eagle import EagleDecoder
+from sglang_parse.engine.eagle_head import EagleHead
 from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.sglang_types import Req
 
@@ -33,7 +33,7 @@ class EagleSource:
 
     name = EAGLE3
 
-    def __init__(self, config: ParseConfig, controller: Controller, head: EagleDecoder) -> None:
+    def __init__(self, config: ParseConfig, controller: Controller, head: EagleHead) -> None:
         self._config, self._controller, self._head = config, controller, head
         self._acceptance = Acceptance(controller.config.error_rate)
 
