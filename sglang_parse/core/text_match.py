@@ -40,7 +40,7 @@ class TextMatch:
         num_seen: tokens of the answer so far.
         num_covered: how many of them were the text's next ones, or where the text was entered
             again.
-        match_len: newest tokens that were looked up to enter the text; 0 while the answer has
+        match_len: newest tokens that are the text's, MAX_MATCH at most; 0 while the answer has
             followed it from its beginning, or for a whole draft since.
         num_searched: tokens of the text that all look-ups so far went through.
     """
@@ -103,6 +103,7 @@ class TextMatch:
             elif place is not None and place < len(self._tokens) and self._tokens[place] == token:
                 self._place = self._behind = place + 1
                 self.num_covered += 1
+                self.match_len = min(MAX_MATCH, self.match_len + (self.match_len > 0))
             else:
                 if place is not None:
                     self._num_off = self._next_search = 0

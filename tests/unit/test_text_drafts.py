@@ -42,6 +42,19 @@ def test_a_changed_token_is_passed_by():
     assert (match.num_covered, match.match_len) == (6, 1)
 
 
+def test_a_place_is_known_better_the_longer_the_answer_follows():
+    """Else a text that was entered by one token, where such places were wrong lately, would not be
+    tried for the rest of the answer."""
+    match = followed(TEXT, [*TEXT[:5], 7, TEXT[6]])
+    assert match.rest(1) == [TEXT[7]]
+    for length, token in enumerate(TEXT[7:20], 2):
+        match.follow([token])
+        assert match.match_len == min(length, MAX_MATCH)
+    match.follow_draft()
+    match.follow(TEXT[20:22])
+    assert match.match_len == 0
+
+
 def test_an_insertion_and_a_deletion():
     assert followed(TEXT, [*TEXT[:5], 7, 8, 9, TEXT[5]]).rest(1) == [TEXT[6]]
     assert followed(TEXT, [*TEXT[:5], TEXT[12]]).rest(1) == [TEXT[13]]
