@@ -90,7 +90,7 @@ class Round:
         incoming = IncomingTexts(None, counters)
         predictions = TextSource(PREDICTION, TextParts(config, controller, incoming))
         model, forced = DraftModelSource(controller), ForcedSource(config, controller)
-        eagle = EagleSource(config, controller, GRAPH) if config.uses_eagle3 else None
+        eagle = EagleSource(config, controller, HEADS["graph"]) if config.uses_eagle3 else None
         if eagle is not None:
             model = None
         sources = SourceChain(predictions, None, None, model, forced, eagle, incoming)
@@ -331,8 +331,10 @@ def test_the_target_chooses_the_answers_end_itself():
 
 
 STEP_MS = 8.0
-GRAPH = SimpleNamespace(num_steps=3, num_run=3, steps_for=lambda _: 3)
-PIECES = SimpleNamespace(num_steps=3, num_run=3, steps_for=lambda length: length)
+HEADS = {
+    "graph": SimpleNamespace(num_steps=3, num_run=3, steps_for=lambda _: 3),
+    "pieces": SimpleNamespace(num_steps=3, num_run=3, steps_for=lambda length: length),
+}
 """Heads that run all their steps, or as many as they propose tokens."""
 
 
@@ -352,19 +354,23 @@ def heads_controller(*, per_row: float) -> Controller:
 
 @pytest.mark.parametrize(
     ("head", "accepted", "per_row", "length"),
-    [(GRAPH, 3, 0.5, 3), (GRAPH, 0, 0.5, 1), (GRAPH, 0, 0.0, 3), (PIECES, 3, 0.0, 3)]
-    + [(PIECES, 0, 0.0, 1)],
-    ids=str,
+    [
+        ("graph", 3, 0.5, 3),
+        ("graph", 0, 0.5, 1),
+        ("graph", 0, 0.0, 3),
+        ("pieces", 3, 0.0, 3),
+        ("pieces", 0, 0.0, 1),
+    ],
 )
 def test_a_proposal_is_as_long_as_its_rows_and_steps_pay(
-    head: SimpleNamespace, accepted: int, per_row: float, length: int
+    head: str, accepted: int, per_row: float, length: int
 ):
     rejected = None if accepted == 3 else accepted + 1
     outcome = VerifyOutcome(3, 3, accepted, rejected, is_finished=False)
     timed = heads_controller(per_row=per_row)
     untimed = Controller(), Controller(mode="always")
     for controller, wanted in ((timed, length), *((one, 3) for one in untimed)):
-        source = EagleSource(ParseConfig(), controller, head)
+        source = EagleSource(ParseConfig(), controller, HEADS[head])
         for _ in range(100):
             source.observe(None, outcome)
         for controller.num_running in (1, 16):
