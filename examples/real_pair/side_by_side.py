@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,7 +64,7 @@ REFUSALS = {"token mode": 12, "the likelihood": 30}
 """Tokens between two refusals of this pair on mathematics (docs/choosing.md)."""
 NOTE = (
     "Over plain: tokens/s over the plain server's, of a target so small that a draft token costs a "
-    "third of its step. Draft at 0.14 and 0.035: by the counts of these rounds, beside a target "
+    "large part of its step. Draft at 0.14 and 0.035: by the counts of these rounds, beside a target "
     "whose step costs that much more than a draft token, one at a time or in blocks. Tokens a "
     "pass: output tokens per forward of the target. Same text: as the plain server's; in bf16 a "
     "forward of more rows rounds otherwise."
@@ -89,7 +90,7 @@ class Turns:
     def __init__(self, path: Path, items: Sequence[tuple[str, Item]], max_tokens: int) -> None:
         self._path, self._items, self._max_tokens = path, items, max_tokens
         self._commands = {
-            task: GraderCommand(f"{sys.executable} {HERE.parent / name}")
+            task: GraderCommand(shlex.join([sys.executable, str(HERE.parent / name)]))
             for task, name in GRADERS.items()
         }
         self._found = {
