@@ -63,10 +63,10 @@ WARM_UP = [Item("warm-up", f"Count from {start} to 20.", None) for start in (1, 
 REFUSALS = {"token mode": 12, "the likelihood": 30}
 """Tokens between two refusals of this pair on mathematics (docs/choosing.md)."""
 NOTE = (
-    "Over plain: tokens/s over the plain server's, of a target so small that a draft token costs a "
-    "large part of its step. Draft at 0.14 and 0.035: by the counts of these rounds, beside a target "
-    "whose step costs that much more than a draft token, one at a time or in blocks. Tokens a "
-    "pass: output tokens per forward of the target. Same text: as the plain server's; in bf16 a "
+    "Over plain: tokens/s over the plain server's, of a target so small that a draft token costs "
+    "two fifths of its step. Draft at 0.14 and 0.035: by the counts of these rounds, beside a "
+    "target whose step costs that much more than a draft token, one at a time or in blocks. Tokens "
+    "a pass: output tokens per forward of the target. Same text: as the plain server's; in bf16 a "
     "forward of more rows rounds otherwise."
 )
 GPU_NOTE = (
