@@ -302,13 +302,12 @@ class EagleDecoder(EagleHead):
                 [req.parse_state.output_ids[-1] for req in reqs], batch.device, torch.int32
             ),
         )
-        worker = self.worker
-        worker.speculative_num_steps = self.num_run
+        self.worker.speculative_num_steps = self.num_run
         try:
             with self.forward_contexts():
                 return self._run_chains(view)
         finally:
-            worker.speculative_num_steps = self.num_steps
+            self.worker.speculative_num_steps = self.num_steps
 
     def _run_chains(self, view: ScheduleBatch) -> torch.Tensor:
         """[n, num_run] proposed tokens. Source: ``EagleDraftWorker.draft`` without its trees and

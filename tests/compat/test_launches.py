@@ -393,7 +393,7 @@ def test_a_head_follows_what_was_written(
         object.__new__(kind) for kind in (EagleDecoder, eagle_worker_v2.EagleDraftWorker)
     )
     head.worker, head._guard = worker, DraftGuard(2)  # contains nothing
-    head.columns = None
+    head.columns, head.num_steps = None, CHAIN - 1
     runner = HeadRunner(batch.req_to_token_pool.req_to_token)
     runner.attn_backend = SimpleNamespace(init_forward_metadata=lambda _: None)
     runner.spec_algorithm = SpeculativeAlgorithm.EAGLE3
