@@ -11,7 +11,6 @@ the plain server's.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from real_model import find_model
+from real_model import all_cores, find_model
 from real_requests import all_requests
 from rich.console import Console
 
@@ -141,7 +140,7 @@ def measure(pool: Pool, items: Sequence[Item], asking: Asking, concurrency: int)
 def run(arguments: argparse.Namespace, console: Console) -> int:
     log, output = ProgressLog(console), arguments.output
     target = ("--model-path", arguments.model or find_model(output / "model", log))
-    threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    threads = all_cores()
     specs = [
         ServerSpec(name, flags, environment=(("OMP_NUM_THREADS", threads),))
         for name, flags in ((PLAIN, target), (PARSE_TOKEN, (*target, *PARSE_FLAGS)))

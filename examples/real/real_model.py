@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,11 @@ CODER_15B = RealModel(
     1120,
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
 )
+
+
+def all_cores() -> str:
+    """Threads of a server with such a model, whose default of one is the demo's."""
+    return os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 
 def find_model(folder: Path, log: Callable[[str], None], model: RealModel = CODER_05B) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from typing import Any
 
 from answers import read_lines
 from pair import PAIR
-from real_model import find_model
+from real_model import all_cores, find_model
 from rich.console import Console
 from summary import SPEEDS, by_counts
 
@@ -137,18 +136,16 @@ def tokens(rows: Sequence[Row]) -> int:
     return sum(row["output_tokens"] for row in rows)
 
 
-def tokens_per_pass(rows: Sequence[Row]) -> float:
-    """Output tokens per forward of the target; stock SGLang reports its own mean."""
-    if rows[0]["parse"]:
-        counts = by_counts(rows)
-        return tokens(rows) / (counts["rounds"] + counts["decode_steps"])
-    if rows[0]["accept_length"] is None:
-        return 1.0
-    return tokens(rows) / sum(row["output_tokens"] / row["accept_length"] for row in rows)
+def num_forwards(rows: Sequence[Row], counts: Row) -> float:
+    """Of the target; stock SGLang reports its own mean of output tokens per forward."""
+    if counts:
+        return counts["rounds"] + counts["decode_steps"]
+    return sum(row["output_tokens"] / (row["accept_length"] or 1) for row in rows)
 
 
 def figures(server: str, rows: Sequence[Row], plain: Sequence[Row]) -> Row:
     pairs = zip(rows, plain, strict=True)
+    counts = by_counts(rows) if rows[0]["parse"] else {}
     found = {
         "server": server,
         "problems": len(rows),
@@ -157,10 +154,10 @@ def figures(server: str, rows: Sequence[Row], plain: Sequence[Row]) -> Row:
         "seconds": seconds(rows),
         # Terser answers are not faster ones.
         "over_plain": tokens(rows) / seconds(rows) * seconds(plain) / tokens(plain),
-        "tokens_per_pass": tokens_per_pass(rows),
+        "tokens_per_pass": tokens(rows) / num_forwards(rows, counts),
         "same_text": sum(row["token_ids"] == other["token_ids"] for row, other in pairs),
     }
-    return found | ({"by_counts": by_counts(rows)} if rows[0]["parse"] else {})
+    return found | ({"by_counts": counts} if counts else {})
 
 
 def counted(way: str, found: Row) -> str:
@@ -211,9 +208,8 @@ def roofline(target: str, draft: str) -> Sections:
 
 
 def specs_of(target: str, draft: str) -> list[ServerSpec]:
-    threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     specs = server_specs(Models(target, draft, flags=FLAGS), SERVERS)
-    return [replace(spec, environment=(("OMP_NUM_THREADS", threads),)) for spec in specs]
+    return [replace(spec, environment=(("OMP_NUM_THREADS", all_cores()),)) for spec in specs]
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -231,8 +227,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     items = problems(arguments.problems)
     turns = Turns(output / "answers.jsonl", items, arguments.max_tokens)
     specs, folder = specs_of(target, draft), output / "logs"
-    announce = lambda name: log(f"start {title_of(name)}")  # noqa: E731
-    with Pool(specs, folder, max_alive=1, on_start=announce) as pool:
+    with Pool(
+        specs, folder, max_alive=1, on_start=lambda name: log(f"start {title_of(name)}")
+    ) as pool:
         for server in SERVERS:
             turns.answer(pool, server, log)
     rows = {server: turns.rows(server) for server in SERVERS}

@@ -17,8 +17,8 @@ from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS, graph_sizes_of
 pytestmark = pytest.mark.compat
 
 VOCAB, MASK_ID, MAX_REQS, CONTEXT, HIDDEN = 17, 16, 8, 200, 12
-LAYOUTS = [BlockKind(size, masks) for size in (2, 4) for masks in (Masks.LAST, Masks.EVERY)]
-LAYOUTS += [BlockKind(size, Masks.HEAD) for size in (1, 2, 4)]
+KINDS = [BlockKind(size, masks) for size in (2, 4) for masks in (Masks.LAST, Masks.EVERY)]
+KINDS += [BlockKind(size, Masks.HEAD) for size in (1, 2, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def proposal(
     [(10_000, 10_000), (10_000, 5), (0, 10_000), (0, 5)],
     ids=["all rows", "all rows in parts", "rows that matter", "in parts"],
 )
-@pytest.mark.parametrize("kind", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_replays_are_the_planned_blocks(
     kind: BlockKind,
     few_rows: int,

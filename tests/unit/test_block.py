@@ -19,7 +19,7 @@ from support.reference import dense_mask
 pytestmark = pytest.mark.unit
 
 VOCAB, MASK_ID = 97, 96
-LAYOUTS = [BlockKind(size, masks) for size in (2, 4, 8) for masks in (Masks.LAST, Masks.EVERY)]
+KINDS = [BlockKind(size, masks) for size in (2, 4, 8) for masks in (Masks.LAST, Masks.EVERY)]
 LAST, EVERY = BlockKind(4, Masks.LAST), BlockKind(4, Masks.EVERY)
 HEAD = BlockKind(4, Masks.HEAD)
 
@@ -282,7 +282,7 @@ def one_by_one(next_token: Callable, start: list[int], count: int) -> list[int]:
     return text
 
 
-@pytest.mark.parametrize("kind", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
 def test_the_text_equals_the_models(kind: BlockKind, right: float):
     rng = random.Random(3)
@@ -392,7 +392,7 @@ def test_every_depth_is_what_a_causal_forward_with_masks_predicts(model, masks: 
     assert next(rows, None) is None
 
 
-@pytest.mark.parametrize("kind", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_models_greedy_text(model, kind: BlockKind):
     """Parallel drafts equal drafts token by token."""
 

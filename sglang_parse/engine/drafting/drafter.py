@@ -34,13 +34,13 @@ class Drafter:
     def __init__(
         self,
         model: DraftModel,
-        kinds: BlockChoice,
+        blocks: BlockChoice,
         *,
         is_masked: bool,
         plans_on_device: bool,
         draft_tokens: int,
     ) -> None:
-        self.model, self._kinds = model, kinds
+        self.model, self._blocks = model, blocks
         self._is_masked, self._plans_on_device = is_masked, plans_on_device
         self._draft_tokens = draft_tokens
         self._logged: BlockKind | None = None
@@ -62,9 +62,9 @@ class Drafter:
         if before and follows:
             return self.chunk(before.kind, batch, indices)
         # In pieces, the host's launches cost more than a kind of block can save.
-        replayed = [x for x in self._kinds.costs if self.model.has_graph(x, len(indices))]
-        chunk = self.chunk(self._kinds.choose(len(indices), replayed), batch, indices)
-        chunk.probe_tokens = self._kinds.probe_tokens
+        replayed = [x for x in self._blocks.costs if self.model.has_graph(x, len(indices))]
+        chunk = self.chunk(self._blocks.choose(len(indices), replayed), batch, indices)
+        chunk.probe_tokens = self._blocks.probe_tokens
         self._log_choice(len(indices))
         return chunk
 
@@ -90,21 +90,21 @@ class Drafter:
             indices,
             draft_tokens=draft_tokens,
             runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
-            tokens_per_forward=self._kinds.costs[kind].tokens_per_forward,
+            tokens_per_forward=self._blocks.costs[kind].tokens_per_forward,
             is_masked=self._is_masked,
         )
 
     def _log_choice(self, num_requests: int) -> None:
         """Logs a new choice of blocks, and the costs behind it, but not every flicker."""
-        kinds = self._kinds
-        is_new = kinds.current != self._logged and kinds.num_chunks >= self._log_from
-        times = {str(x): cost.per_token(num_requests) for x, cost in kinds.costs.items()}
+        blocks = self._blocks
+        is_new = blocks.current != self._logged and blocks.num_chunks >= self._log_from
+        times = {str(x): cost.per_token(num_requests) for x, cost in blocks.costs.items()}
         if is_new and len(times) > 1 and max(times.values()) < math.inf:
-            self._logged, self._log_from = kinds.current, kinds.num_chunks + LOG_EVERY
+            self._logged, self._log_from = blocks.current, blocks.num_chunks + LOG_EVERY
             costs = "; ".join(f"{x}: {ms:.2f} ms per accepted token" for x, ms in times.items())
             logger.info(
                 "PARSE: draft blocks: %s (%d requests; %s)",
-                kinds.current,
+                blocks.current,
                 num_requests,
                 costs,
             )
