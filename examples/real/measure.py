@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from real_model import all_cores, find_model
-from real_requests import all_requests
+from real_requests import all_requests, other_edits
 from rich.console import Console
 
 from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
@@ -145,7 +145,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         ServerSpec(name, flags, environment=(("OMP_NUM_THREADS", threads),))
         for name, flags in ((PLAIN, target), (PARSE_TOKEN, (*target, *PARSE_FLAGS)))
     ]
-    kinds = [[*some] for _, some in groupby(all_requests(), attrgetter("key"))]
+    found = other_edits() if arguments.other_edits else all_requests()
+    kinds = [[*some] for _, some in groupby(found, attrgetter("key"))]
     items = [item for kind in kinds for item in kind[: arguments.of_each_kind]]
     asking = Asking(max_tokens=arguments.max_tokens, limit_s=LONG_LIMIT_S, wants_tokens=True)
     pairs: list[Pair] = []
@@ -174,6 +175,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", help="folder or hub name (default: the 0.5B model, downloaded)")
     number("--concurrency", default=4, help="requests at a time (default 4)")
     number("--max-tokens", default=96, help="per answer (default 96)")
+    parser.add_argument("--other-edits", action="store_true", help="30 edits, of other functions")
     number("--of-each-kind", help="only so many requests of each kind of work")
     parser.add_argument("--output", type=Path, default=Path("build/demo-real"))
     return run_program("demo-real", run, parser.parse_args(words))

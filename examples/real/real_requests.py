@@ -4,7 +4,7 @@ None was chosen by its result. The functions are of Python's standard library, a
 Python has them: of each module that every 3.11 and 3.12 has, in alphabetical order and each once,
 the first public function of 60 to 110 tokens that the kind of edit fits (a comment of four words,
 three strings in single quotes, no docstring, a parameter used twice, any parameter, in this order).
-The other texts were written for this file.
+The other texts were written for this file. ``other_edits`` are the next functions by the same rule.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_parse.client.records import Item
@@ -45,6 +46,38 @@ COMMENTS = {
     "glob.escape": "German",
     "inspect.getmodulename": "French",
     "locale.delocalize": "Spanish",
+}
+
+# The next functions by the same rule, on which a change of PARSE is measured that was chosen on the
+# first ones.
+OTHER_RENAMES = {
+    "asyncio.base_futures.isfuture": "the parameter obj to value",
+    "asyncio.events.set_event_loop_policy": "the parameter policy to new_policy",
+    "asyncio.futures.wrap_future": "the parameter future to wrapped",
+    "asyncio.tasks.sleep": "the parameter delay to seconds",
+    "calendar.weekday": "the parameter year to full_year",
+    "cgi.print_environ": "the parameter environ to variables",
+}
+OTHER_TYPES = (
+    *("ast.iter_child_nodes", "asyncio.streams.open_unix_connection", "base64.standard_b64decode"),
+    *("bz2.compress", "cgitb.enable", "copyreg.remove_extension"),
+)
+OTHER_DOCSTRINGS = (
+    *("asyncio.subprocess.create_subprocess_shell", "ctypes.SetPointerType", "curses.start_color"),
+    *("curses.ascii.unctrl", "email.utils.parsedate_to_datetime"),
+    "encodings.base64_codec.getregentry",
+)
+OTHER_QUOTES = (
+    *("aifc.open", "imghdr.test_jpeg", "multiprocessing.connection.address_type"),
+    *("multiprocessing.reduction.sendfds", "pydoc.splitdoc", "quopri.ishex"),
+)
+OTHER_COMMENTS = {
+    "asyncio.unix_events.waitstatus_to_exitcode": "German",
+    "curses.has_key.has_key": "French",
+    "email.base64mime.header_length": "Spanish",
+    "encodings.punycode.T": "German",
+    "http.cookiejar.request_host": "French",
+    "logging.addLevelName": "Spanish",
 }
 
 DIFFS = (
@@ -208,14 +241,7 @@ def source_of(name: str) -> str:
 
 def all_requests() -> list[Item]:
     """In the order in which they are sent; ``key`` is the kind of work."""
-    found = [_edit("rename", name, f"Rename {what}") for name, what in RENAMES.items()]
-    found += [_edit("add type hints", name, "Add type hints") for name in TYPES]
-    found += [_edit("add a docstring", name, "Add a docstring of one line") for name in DOCSTRINGS]
-    found += [_edit("other quotes", name, "Use double quotes for all strings") for name in QUOTES]
-    found += [
-        _edit("translate comments", name, f"Translate the comments to {language}")
-        for name, language in COMMENTS.items()
-    ]
+    found = _edits(RENAMES, TYPES, DOCSTRINGS, QUOTES, COMMENTS)
     for diff in DIFFS:
         asked = f"Write a commit message of one line for this diff.\n\n{diff}"
         found.append(_drafted("commit message", asked, diff))
@@ -228,6 +254,29 @@ def all_requests() -> list[Item]:
     for kind, questions in ((FIRST, first), (AGAIN, again)):
         found += [Item(kind, text, None, request={"cache_salt": "team"}) for text in questions]
     return found
+
+
+def other_edits() -> list[Item]:
+    return _edits(OTHER_RENAMES, OTHER_TYPES, OTHER_DOCSTRINGS, OTHER_QUOTES, OTHER_COMMENTS)
+
+
+def _edits(
+    renames: Mapping[str, str],
+    types: Sequence[str],
+    docstrings: Sequence[str],
+    quotes: Sequence[str],
+    comments: Mapping[str, str],
+) -> list[Item]:
+    return [
+        *(_edit("rename", name, f"Rename {what}") for name, what in renames.items()),
+        *(_edit("add type hints", name, "Add type hints") for name in types),
+        *(_edit("add a docstring", name, "Add a docstring of one line") for name in docstrings),
+        *(_edit("other quotes", name, "Use double quotes for all strings") for name in quotes),
+        *(
+            _edit("translate comments", name, f"Translate the comments to {language}")
+            for name, language in comments.items()
+        ),
+    ]
 
 
 def _edit(kind: str, name: str, instruction: str) -> Item:

@@ -219,6 +219,22 @@ def test_losses_are_bounded_whatever_others_gained():
     assert length.longest == DEFAULTS.text_tokens
 
 
+def test_own_misses_count_more_than_the_hits_of_others():
+    """A place known by one token: right for everybody else, wrong in this request."""
+    shared = TextSourceStats(DEFAULTS)
+    for _ in range(100):
+        shared.observe(1, accepted(16, 16))
+    length, drafts = TextLength(shared, max_loss=1e3), []
+    for _ in range(8):
+        drafts.append(length.choose(1, 16, 1, lambda n: 0.2 * n))
+        if drafts[-1]:
+            length.observe(1, accepted(drafts[-1], 0), 0.2 * drafts[-1])
+    assert drafts[0] == 16
+    assert drafts[-1] == 0
+    length.observe(1, accepted(4, 4), 0.8)
+    assert length.choose(1, 16, 1, lambda n: 0.2 * n) == 16
+
+
 @pytest.mark.parametrize("match_len", [0, 4])
 def test_texts_that_never_fit_do_not_end_others(match_len: int):
     shared = TextSourceStats(DEFAULTS)

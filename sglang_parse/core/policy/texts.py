@@ -43,7 +43,8 @@ class TextSourceStats:
 class TextLength:
     """Chooses the lengths of one request's drafts from one text. A text that never fits costs a
     small part of the answer, whatever was learned from others; and one that fits drafts: each
-    request tries what is known well until it fails.
+    request tries what is known well until it fails. What others' drafts brought counts half with
+    each of its own that brings nothing.
 
     Args:
         source: what the server knows about such texts.
@@ -62,7 +63,7 @@ class TextLength:
         self._max_loss = self._config.text_loss if max_loss is None else max_loss
         self._max_gain = self._config.text_gain if max_gain is None else max_gain
         self.longest = self._config.text_tokens
-        self._has_hit: dict[int, bool] = {}  # its latest draft, by how well its place was known
+        self._misses: dict[int, int] = {}  # in a row, by how well a draft's place was known
 
     def choose(
         self,
@@ -90,17 +91,16 @@ class TextLength:
             return 0
         lengths = {whole_segments(max(1, min(limit, self.longest) >> i), ends) for i in range(4)}
         costs = {n: cost for n in lengths if (cost := extra_cost(n)) <= left}
-        expect = self._source.expect
-        gains = {n: expect(match_len, n) + 1 - rival * (1 + cost) for n, cost in costs.items()}
+        place = min(match_len, KNOWN_WELL)
+        expect, share = self._source.expect, 0.5 ** self._misses.get(place, 0)
+        gains = {n: share * expect(place, n) + 1 - rival * (1 + costs[n]) for n in costs}
         best = max(gains, key=lambda length: gains[length], default=0)
         if best and gains[best] >= self._config.text_min_gain:
             return best
-        place = min(match_len, KNOWN_WELL)
-        may_try = self._has_hit.get(place, True) and (rival <= 1 or place not in self._has_hit)
-        if place not in (0, KNOWN_WELL) or not may_try:
+        if place not in (0, KNOWN_WELL) or share < 1 or (rival > 1 and place in self._misses):
             return 0
         # Only a draft tells whether it fits, and only a pass what a pass costs.
-        return min(costs, default=0 if match_len or self._has_hit else min(lengths))
+        return min(costs, default=0 if match_len or self._misses else min(lengths))
 
     def left(self, num_written: int) -> float:
         """Tokens that the request may still lose."""
@@ -112,7 +112,8 @@ class TextLength:
 
     def observe(self, match_len: int, outcome: VerifyOutcome, cost: float) -> None:
         """Records a verified draft and its cost beyond a decode step."""
-        self._has_hit[min(match_len, KNOWN_WELL)] = outcome.num_output > 0
+        place = min(match_len, KNOWN_WELL)
+        self._misses[place] = (outcome.num_output == 0) * (1 + self._misses.get(place, 0))
         self._source.observe(match_len, outcome)
         self.net_loss = max(-self._max_gain, self.net_loss + cost - outcome.num_output)
         if outcome.num_output == outcome.num_verified:
