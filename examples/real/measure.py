@@ -1,7 +1,7 @@
 """What texts as drafts gain on real work: Qwen2.5-Coder-0.5B, without a draft model, beside stock
 SGLang.
 
-    python examples/real/measure.py [--concurrency 4] [--max-tokens 96]
+    python examples/real/measure.py [--concurrency 6] [--max-tokens 80]
 
 Sixty requests (real_requests.py), greedy, fp32, token mode; the two servers answer each kind of
 work one after the other. Writes results.json and report.html. Exit code 1 if an answer differs from
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -39,7 +39,7 @@ PARSE_FLAGS = (
     *("--speculative-algorithm", "PARSE", "--parse-verification", "token"),
     *("--parse-reuse-answers", "1000"),
 )
-WARM_UP = [Item("warm-up", f"Count from {start} to 40.", None) for start in (1, 11, 21, 31)]
+WARM_UP = [Item("warm-up", f"Count from {start} to 70.", None) for start in range(1, 61, 10)]
 TABLE = "Over plain SGLang"
 NOTE = (
     "Over plain: the quotient of the requests' times. Accepted: output tokens that were drafted, "
@@ -122,14 +122,14 @@ def measure(pool: Pool, items: Sequence[Item], asking: Asking, concurrency: int)
     """Both servers answer each kind of work, so that a machine that is busy with something else
     slows both; which of them begins changes."""
 
-    def answers(server: str, some: Sequence[Item]) -> tuple[Answer, ...]:
+    def answers(server: str, some: Sequence[Item], asking: Asking = asking) -> tuple[Answer, ...]:
         with pool.awake(server) as (endpoint,):
             run = ask(endpoint, some, range(len(some)), concurrency=concurrency, asking=asking)
         return run.answers
 
     turns = [PLAIN, PARSE_TOKEN]
     for server in turns:
-        answers(server, WARM_UP)
+        answers(server, WARM_UP, replace(asking, max_tokens=16))
     for _, found in groupby(items, attrgetter("key")):
         some = [*found]
         of = {server: answers(server, some) for server in turns}
@@ -173,8 +173,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     number = partial(parser.add_argument, type=at_least(1))
     parser.add_argument("--model", help="folder or hub name (default: the 0.5B model, downloaded)")
-    number("--concurrency", default=4, help="requests at a time (default 4)")
-    number("--max-tokens", default=96, help="per answer (default 96)")
+    number("--concurrency", default=6, help="requests at a time (default 6)")
+    number("--max-tokens", default=80, help="per answer (default 80)")
     parser.add_argument("--other-edits", action="store_true", help="30 edits, of other functions")
     number("--of-each-kind", help="only so many requests of each kind of work")
     parser.add_argument("--output", type=Path, default=Path("build/demo-real"))

@@ -21,6 +21,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_parse.core.block import BlockKind
 from sglang_parse.core.phases import Draft, RequestPolicy
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows
 from sglang_parse.engine.broadcast import broadcast_object
@@ -32,14 +33,14 @@ from sglang_parse.engine.wide_graphs import SIZES
 logger = logging.getLogger(__name__)
 
 PADDING_ROW = 0
-WITHOUT_GRAPHS = [64]
+WITHOUT_GRAPHS = [16, 64]
 """Rows of passes that run without CUDA graphs."""
 
 
 @torch.no_grad()
 def prewarm(engine: Engine) -> None:
-    """Runs a decode step, verify passes and, if there is a draft model, its prefills and forwards
-    of each kind, which it times where they are graphs."""
+    """Runs a decode step, verify passes, which it times, and, if there is a draft model, its
+    prefills and forwards of each kind, which it times where they are graphs."""
     started = time.perf_counter()
     batch = _padding_batch(engine)
     _run_target(engine, batch)
@@ -64,14 +65,25 @@ def _set_draft(engine: Engine, batch: ScheduleBatch, num_tokens: int, num_asked:
 
 
 def _run_target(engine: Engine, batch: ScheduleBatch) -> None:
+    """Until no pass is cold: what the first drafts cost is not guessed from decode steps."""
     question, verifier = engine.judge and engine.judge.question, engine.verifier
     num_asked = question.max_len if question else 0
     _set_draft(engine, batch, 1)
     verifier.decode(batch, [0]).wait()
-    for num_rows in _row_buckets(verifier.target.runner):
-        if num_rows > 1 + num_asked:
-            _set_draft(engine, batch, num_rows - 1 - num_asked, num_asked)
-            verifier.verify(batch, [0], {}, []).wait()
+    buckets = [size for size in _row_buckets(verifier.target.runner) if size > 1 + num_asked]
+    for _ in range(1 + engine.config.policy.cold_forwards):
+        passes = [_verify(engine, batch, num_rows, num_asked) for num_rows in buckets]
+        engine.controller.observe(broadcast_object(passes), ())
+
+
+def _verify(engine: Engine, batch: ScheduleBatch, num_rows: int, num_asked: int) -> StageTime:
+    _set_draft(engine, batch, num_rows - 1 - num_asked, num_asked)
+    watch = engine.timer.start()
+    forward = engine.verifier.verify(batch, [0], {}, [])
+    forward.wait()
+    watch.stop(forward.made)
+    assert watch.ms is not None  # the host has waited
+    return StageTime(Stage.VERIFY, num_rows, 0, watch.ms, graphs=forward.graphs, num_rows=num_rows)
 
 
 def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:

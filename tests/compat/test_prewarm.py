@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.core.phases import Action, Phase
+from sglang_parse.core.stage import Stage
 from support.fake_engine import arrived, batch_of, engine_for, request
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
@@ -19,8 +20,8 @@ pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
 def test_every_kind_of_forward_runs(
     block_size: int, graph_reqs: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """Passes of each bucket that fits; forwards of each layout, timed at each size of the graphs
-    until none is cold."""
+    """Passes of each bucket that fits; forwards of each layout at each size of the graphs. All are
+    timed until none is cold."""
     from sglang_parse.device import HostCopy
     from sglang_parse.engine import prewarm as prewarming
 
@@ -39,13 +40,15 @@ def test_every_kind_of_forward_runs(
     engine.drafter.model.has_graph = lambda _, size: size <= graph_reqs
     prewarming.prewarm(engine)
     rows = [len(forward.input_ids) for forward in target.forwards]
-    assert rows == [1, 16, 32]
+    num_runs = 1 + engine.config.policy.cold_forwards
+    assert rows == [1, *[16, 32] * num_runs]
+    costs = engine.controller._costs[Stage.VERIFY]
+    assert [size for size in (4, 16, 32, 128) if costs.knows(size)] == [16, 32]
     rows = [len(forward.input_ids) for forward in draft.forwards]
     assert rows[:2] == [16, 32]
     costs = engine.controller.blocks.costs
     assert len(costs) == (1 if block_size == 1 else 2)
     sizes = (1, 2, 4) if graph_reqs else ()
-    num_runs = 1 + engine.config.policy.cold_forwards
     chunks = [*((layout, 1) for layout in costs), *product(costs, sizes)]
     chunks += [*product(costs, sizes)] * (num_runs - 1)
     assert rows[2:] == [size * layout.rows(0).num_rows for layout, size in chunks for _ in range(4)]
