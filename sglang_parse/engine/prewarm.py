@@ -33,14 +33,15 @@ from sglang_parse.engine.wide_graphs import SIZES
 logger = logging.getLogger(__name__)
 
 PADDING_ROW = 0
-WITHOUT_GRAPHS = [16, 64]
+WITHOUT_GRAPHS = [64]
 """Rows of passes that run without CUDA graphs."""
 
 
 @torch.no_grad()
 def prewarm(engine: Engine) -> None:
-    """Runs a decode step, verify passes, which it times, and, if there is a draft model, its
-    prefills and forwards of each kind, which it times where they are graphs."""
+    """Runs a decode step, verify passes and, if there is a draft model, its prefills and forwards
+    of each kind. Of graphs it times passes and forwards: without them times depend on what else the
+    host does."""
     started = time.perf_counter()
     batch = _padding_batch(engine)
     _run_target(engine, batch)
@@ -65,15 +66,16 @@ def _set_draft(engine: Engine, batch: ScheduleBatch, num_tokens: int, num_asked:
 
 
 def _run_target(engine: Engine, batch: ScheduleBatch) -> None:
-    """Until no pass is cold: what the first drafts cost is not guessed from decode steps."""
     question, verifier = engine.judge and engine.judge.question, engine.verifier
     num_asked = question.max_len if question else 0
     _set_draft(engine, batch, 1)
     verifier.decode(batch, [0]).wait()
     buckets = [size for size in _row_buckets(verifier.target.runner) if size > 1 + num_asked]
-    for _ in range(1 + engine.config.policy.cold_forwards):
+    has_graphs = bool(graph_sizes(verifier.target.runner))
+    for _ in range(1 + engine.config.policy.cold_forwards if has_graphs else 1):
         passes = [_verify(engine, batch, num_rows, num_asked) for num_rows in buckets]
-        engine.controller.observe(broadcast_object(passes), ())
+        if has_graphs:
+            engine.controller.observe(broadcast_object(passes), ())
 
 
 def _verify(engine: Engine, batch: ScheduleBatch, num_rows: int, num_asked: int) -> StageTime:
@@ -93,7 +95,6 @@ def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:
     kinds = engine.controller.blocks.costs
     for kind in kinds:
         _chunk_ms(engine, drafter, batch, kind, 1)
-    # Only of graphs: without them times depend on what else the host does.
     graphs = [(x, size) for x in kinds for size in SIZES if drafter.model.has_graph(x, size)]
     for _ in range(1 + engine.config.policy.cold_forwards if graphs else 0):
         times = [_chunk_ms(engine, drafter, batch, kind, size) for kind, size in graphs]

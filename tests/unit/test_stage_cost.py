@@ -25,8 +25,19 @@ def test_interpolation_and_extrapolation():
     assert cost_of(*[(4, 20.0)] * WARM).at(8) == 20.0
     line = cost_of(*((n, 5 + 2 * n) for n in (1, 2, 4, 8) for _ in range(WARM)))
     assert line.at(3) == pytest.approx(11)
-    assert line.at(16) == pytest.approx(37)
-    assert line.at(1600) <= 200 * 21  # at most in proportion
+    assert line.at(8) == pytest.approx(21)
+
+
+def test_an_unknown_size_is_hopefully_cheap():
+    """What is believed to cost too much is never tried, so that nothing corrects it: between 1 and
+    6 requests decode steps may differ much more than a pass of 22 rows from one of 6."""
+    steep = cost_of(*((n, 100 + 40 * n) for n in (1, 6) for _ in range(WARM)))
+    step = steep.at(6)
+    assert steep.at(22) == pytest.approx(step * (1 + 16 * DEFAULTS.row_cost))
+    flat = cost_of(*((n, 100 + n) for n in (1, 6) for _ in range(WARM)))
+    assert flat.at(22) == pytest.approx(122)
+    large = cost_of(*((n, 1.0 * n) for n in (64, 128) for _ in range(WARM)))
+    assert large.at(256) == pytest.approx(256)  # in proportion at most
 
 
 def test_first_forwards_of_a_size_do_not_count():

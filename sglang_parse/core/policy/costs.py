@@ -76,8 +76,9 @@ class StageCost:
             return ms[0] if ms else None
         i = min(bisect_left(sizes, size), len(sizes) - 1)
         slope = (ms[i] - ms[i - 1]) / (sizes[i] - sizes[i - 1])
-        # Beyond the largest size at most in proportion to it.
-        return min(ms[i - 1] + slope * (size - sizes[i - 1]), ms[-1] * max(1.0, size / sizes[-1]))
+        # Beyond the largest size a guess: the slope between small ones may be noise.
+        most = 1 + min(1 / sizes[-1], self._config.row_cost) * max(0.0, size - sizes[-1])
+        return min(ms[i - 1] + slope * (size - sizes[i - 1]), ms[-1] * most)
 
     def _update(self) -> None:
         oldest, means = self._num_seen - self._config.max_age, self._means.values()
