@@ -70,13 +70,14 @@ class StageCost:
         return any(size / 2 <= known <= 2 * size for known in self._sizes)
 
     def at(self, size: float) -> float | None:
-        """Returns the ms of this size, interpolated; None before the first warm forward."""
+        """Returns the ms of this size, interpolated; None before the first warm forward. Beyond the
+        largest size a hopeful guess: what is believed to cost too much is never tried, and the
+        slope between two small sizes may be noise."""
         sizes, ms = self._sizes, self._ms
         if not sizes or size <= sizes[0] or len(sizes) == 1:
             return ms[0] if ms else None
         i = min(bisect_left(sizes, size), len(sizes) - 1)
         slope = (ms[i] - ms[i - 1]) / (sizes[i] - sizes[i - 1])
-        # Beyond the largest size a guess: the slope between small ones may be noise.
         most = 1 + min(1 / sizes[-1], self._config.row_cost) * max(0.0, size - sizes[-1])
         return min(ms[i - 1] + slope * (size - sizes[i - 1]), ms[-1] * most)
 
