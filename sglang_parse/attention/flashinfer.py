@@ -92,20 +92,23 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
         rows = paged_rows(sequences, slots, with_own=True)
         host = torch.device("cpu")
         updater = self.indices_updater_prefill
-        self.prefill_wrappers_verify[0].begin_forward(
-            indptr([sequence.num_rows for sequence in sequences], host),
-            indptr([sequence.kv_len for sequence in sequences], host),
-            rows.kv_slots,
-            torch.ones(len(sequences), dtype=torch.int32),
-            updater.num_qo_heads,
-            updater.num_kv_heads,
-            updater.head_dim,
-            1,
-            q_data_type=updater.q_data_type,
-            kv_data_type=updater.data_type,
-            non_blocking=True,
-            fixed_split_size=self.prefill_split_tile_size,
-        )
+        windows = (updater.sliding_window_size, -1) if self.num_wrappers > 1 else (-1,)
+        for wrapper, window in zip(self.prefill_wrappers_verify, windows, strict=True):
+            wrapper.begin_forward(
+                indptr([sequence.num_rows for sequence in sequences], host),
+                indptr([sequence.kv_len for sequence in sequences], host),
+                rows.kv_slots,
+                torch.ones(len(sequences), dtype=torch.int32),
+                updater.num_qo_heads,
+                updater.num_kv_heads,
+                updater.head_dim,
+                1,
+                q_data_type=updater.q_data_type,
+                kv_data_type=updater.data_type,
+                non_blocking=True,
+                fixed_split_size=self.prefill_split_tile_size,
+                window_left=window,  # chooses the kernel, which a window at run time would not
+            )
 
 
 def create_backend(runner: Any) -> Any:

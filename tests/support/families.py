@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import transformers
 
+from support.models import load_model
 from support.random_pair import PairShape, make_pair
 
 MOE = {"moe_intermediate_size": 48, "n_routed_experts": 4, "n_shared_experts": 1}
@@ -18,27 +20,54 @@ LATENT |= {"v_head_dim": 16, "num_key_value_heads": 4, "num_hidden_layers": 3, *
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0}
 YARN |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 1024}
 YARN |= {"beta_fast": 32, "beta_slow": 1}
+OLMO_YARN = {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836}
+OLMO_YARN |= {"original_max_position_embeddings": 1024, "beta_fast": 32.0, "beta_slow": 1.0}
 TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
 """As SGLang loads Gemma. Larger embeddings would make it repeat its input: its layers' outputs are
 normalized, so that they do not depend on this."""
+WINDOWS = {"num_hidden_layers": 4, "sliding_window": 16}
+WINDOWS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
 UNFUSED = ("--disable-shared-experts-fusion",)
 
 
 @dataclass(frozen=True)
 class Tiny:
     """A family's classes in transformers (``nameConfig`` and ``nameForCausalLM``), its sizes, and
-    flags that its servers need. ``config``: the name of its configuration if it is another."""
+    flags that its servers need.
+
+    Attributes:
+        config: the name of its configuration if it is another.
+        served_as: the class of SGLang that serves it if it is another.
+        published: keys of config.json as published models have them, where transformers writes
+            others that SGLang does not read; None for one that they do not have.
+        window: of transformers, where SGLang's is another.
+    """
 
     name: str
     sizes: dict[str, Any]
     flags: tuple[str, ...] = ()
     config: str = ""
+    served_as: str = ""
+    published: dict[str, Any] = field(default_factory=dict)
+    window: int | None = None
 
     def pair(self, folder: Path) -> tuple[Path, Path]:
         """A target and a noisy copy as its draft."""
         names = (f"{self.config or self.name}Config", f"{self.name}ForCausalLM")
         kind = tuple(getattr(transformers, name) for name in names)
-        return make_pair(folder, PairShape(seed=5, noise=0.01), kind=kind, **self.sizes)
+        pair = make_pair(folder, PairShape(seed=5, noise=0.01), kind=kind, **self.sizes)
+        for file in (model / "config.json" for model in pair):
+            config = json.loads(file.read_text()) | self.published
+            dropped = [key for key, value in self.published.items() if value is None]
+            file.write_text(json.dumps({k: v for k, v in config.items() if k not in dropped}))
+        return pair
+
+    def load(self, folder: Path) -> Any:
+        """A model of it in transformers."""
+        model = load_model(folder)
+        if self.window is not None:
+            model.config.sliding_window = self.window
+        return model
 
 
 TINY = {
@@ -61,4 +90,34 @@ TINY = {
         config="Gemma3Text",
     ),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
+    "deepseek-v3": Tiny(
+        "DeepseekV3",
+        LATENT
+        | {"rope_parameters": YARN | {"mscale": 0.7}, "scoring_func": "sigmoid"}
+        | {"topk_method": "noaux_tc", "norm_topk_prob": True},
+        UNFUSED,
+    ),
+    "minicpm-3": Tiny(
+        "MiniCPM3",
+        {name: size for name, size in LATENT.items() if name not in MOE}
+        | {"tie_word_embeddings": True, "initializer_range": 0.1},
+    ),
+    "gemma-2": Tiny(
+        "Gemma2",
+        WINDOWS
+        | TIED
+        | {"query_pre_attn_scalar": 16, "hidden_act": "gelu_pytorch_tanh"}
+        # So high that it does not matter: SGLang's ``torch_native`` does not cap scores.
+        | {"attn_logit_softcapping": 1000.0},
+    ),
+    "olmo-3": Tiny(
+        "Olmo3",
+        WINDOWS,
+        served_as="Olmo2ForCausalLM",
+        published={"rope_parameters": None, "rope_theta": 500000, "rope_scaling": OLMO_YARN},
+    ),
+    "command-a": Tiny("Cohere2", WINDOWS | TIED | {"logit_scale": 1.0}, window=17),
 }
+
+WINDOWED = ("gemma-2", "gemma-3", "olmo-3", "command-a")
+"""Those with sliding windows in one KV pool."""
