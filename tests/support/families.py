@@ -37,6 +37,7 @@ class Tiny:
 
     Attributes:
         config: the name of its configuration if it is another.
+        vision: the configuration of its part for images, where it has one.
         served_as: the class of SGLang that serves it if it is another.
         published: keys of config.json as published models have them, where transformers writes
             others that SGLang does not read; None for one that they do not have.
@@ -47,14 +48,25 @@ class Tiny:
     sizes: dict[str, Any]
     flags: tuple[str, ...] = ()
     config: str = ""
+    vision: dict[str, Any] = field(default_factory=dict)
     served_as: str = ""
     published: dict[str, Any] = field(default_factory=dict)
     window: int | None = None
 
+    @property
+    def model(self) -> str:
+        """The name of its class in transformers."""
+        return f"{self.name}For{'ConditionalGeneration' if self.vision else 'CausalLM'}"
+
+    def _with_vision(self, **text: Any) -> Any:
+        config = getattr(transformers, f"{self.name}Config")
+        tied = text["tie_word_embeddings"]
+        return config(text_config=text, tie_word_embeddings=tied, **self.vision)
+
     def pair(self, folder: Path) -> tuple[Path, Path]:
         """A target and a noisy copy as its draft."""
-        names = (f"{self.config or self.name}Config", f"{self.name}ForCausalLM")
-        kind = tuple(getattr(transformers, name) for name in names)
+        config = getattr(transformers, f"{self.config or self.name}Config")
+        kind = (self._with_vision if self.vision else config, getattr(transformers, self.model))
         pair = make_pair(folder, PairShape(seed=5, noise=0.01), kind=kind, **self.sizes)
         for file in (model / "config.json" for model in pair):
             config = json.loads(file.read_text()) | self.published
@@ -70,6 +82,10 @@ class Tiny:
         return model
 
 
+GEMMA_3 = WINDOWS | TIED | {"query_pre_attn_scalar": 16}
+SIGLIP = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "image_size": 28}
+SIGLIP |= {"num_attention_heads": 2}
+IMAGES = {"vision_config": SIGLIP, "mm_tokens_per_image": 1, "image_token_index": 302}
 TINY = {
     "deepseek-v2": Tiny(
         "DeepseekV2",
@@ -78,17 +94,7 @@ TINY = {
         | {"topk_method": "greedy", "norm_topk_prob": False},
         UNFUSED,
     ),
-    "gemma-3": Tiny(
-        "Gemma3",
-        {
-            "num_hidden_layers": 4,
-            "sliding_window": 16,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "query_pre_attn_scalar": 16,
-            **TIED,
-        },
-        config="Gemma3Text",
-    ),
+    "gemma-3": Tiny("Gemma3", GEMMA_3, config="Gemma3Text"),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
     "deepseek-v3": Tiny(
         "DeepseekV3",
@@ -110,6 +116,7 @@ TINY = {
         # So high that it does not matter: SGLang's ``torch_native`` does not cap scores.
         | {"attn_logit_softcapping": 1000.0},
     ),
+    "gemma-3-images": Tiny("Gemma3", GEMMA_3, vision=IMAGES),
     "olmo-3": Tiny(
         "Olmo3",
         WINDOWS,
@@ -119,5 +126,5 @@ TINY = {
     "command-a": Tiny("Cohere2", WINDOWS | TIED | {"logit_scale": 1.0}, window=17),
 }
 
-WINDOWED = ("gemma-2", "gemma-3", "olmo-3", "command-a")
+WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a")
 """Those with sliding windows in one KV pool."""
