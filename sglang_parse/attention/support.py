@@ -39,7 +39,7 @@ class Support:
         alias_page_sizes: page sizes that ``alias`` supports; None for all.
         reads_fp8: whether a verify pass can read 8-bit KV.
         plans_on_device: whether it plans a pass from lengths that only the device knows.
-        asks_latent: whether it can ask questions about latent KV.
+        latent_layouts: those with latent KV; None for all.
     """
 
     factory: str
@@ -48,7 +48,7 @@ class Support:
     alias_page_sizes: tuple[int, ...] | None = None
     reads_fp8: bool = True
     plans_on_device: bool = True
-    asks_latent: bool = True
+    latent_layouts: tuple[str, ...] | None = None
 
 
 _PACKAGE = "sglang_parse.attention"
@@ -69,7 +69,7 @@ SUPPORT = {
         "as the whole request; under a mask each tile reads every column and tests every entry",
         # The plan is made on the host and divides the columns among the SMs.
         plans_on_device=False,
-        asks_latent=False,
+        latent_layouts=(ALIAS,),
     ),
     "triton": Support(
         f"{_PACKAGE}.triton:ParseTritonBackend",
@@ -180,8 +180,9 @@ def choose_layout(
 def _obstacle(support: Support, layout: str, page_size: int, attention: Attention) -> str:
     """Describes why a layout does not support this page size or attention; "" if it does."""
     sizes = support.alias_page_sizes
-    if attention is Attention.LATENT and not support.asks_latent:
-        return "its kernel of latent attention plans a prefill's rows only"
+    latent = support.latent_layouts
+    if attention is Attention.LATENT and latent is not None and layout not in latent:
+        return "its kernel of latent attention takes no mask"
     if attention is Attention.WINDOWS and layout == MASK:
         return "a window counts columns, and those of a question are not its positions"
     if layout == ALIAS and sizes is not None and page_size not in sizes:

@@ -96,6 +96,7 @@ def test_backends_of_gpus():
         "triton alias with windows right",
         "flashinfer mask right",
         "flashinfer alias right",
+        "flashinfer alias of latent KV right",
         "flashinfer alias with windows right",
         "fa3 alias right",
         "fa3 alias of latent KV right",

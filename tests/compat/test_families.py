@@ -68,17 +68,19 @@ def layout_of(pair: tuple[Path, Path], *flags: str, ask: bool = True) -> str:
     return pass_layout(view, ParseConfig.from_env(), read_pair(view)[0], 1)[0]
 
 
-@pytest.mark.parametrize(("backend", "layout"), [("triton", "mask"), ("fa3", "alias")])
+@pytest.mark.parametrize(
+    ("backend", "layout"), [("triton", "mask"), ("fa3", "alias"), ("flashinfer", "alias")]
+)
 def test_questions_about_latent_kv(latent: tuple[Path, Path], backend: str, layout: str):
     assert layout_of(latent, "--attention-backend", backend) == layout
 
 
 def test_questions_about_latent_kv_that_no_kernel_answers(latent: tuple[Path, Path]):
-    words = "with --attention-backend flashinfer.*latent attention.*Fix: use another"
+    backend = ("--attention-backend", "flashinfer")
+    words = "'mask' with --attention-backend flashinfer.*latent.*Fix: use --parse-layout alias"
     with pytest.raises(Exception, match=words):
-        layout_of(latent, "--attention-backend", "flashinfer")
-    token = layout_of(latent, *TOKEN, "--attention-backend", "flashinfer", ask=False)
-    assert token == "causal"
+        layout_of(latent, *backend, "--parse-layout", "mask")
+    assert layout_of(latent, *TOKEN, *backend, ask=False) == "causal"
 
 
 def test_questions_behind_windows(windows: tuple[Path, Path]):

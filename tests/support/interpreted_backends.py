@@ -30,8 +30,11 @@ from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 
-from sglang_parse.attention.flashinfer import ParseFlashInferBackend  # noqa: E402
-from sglang_parse.attention.support import SUPPORT  # noqa: E402
+from sglang_parse.attention.flashinfer import (  # noqa: E402
+    ParseFlashInferBackend,
+    ParseFlashInferMLABackend,
+)
+from sglang_parse.attention.support import MASK, SUPPORT  # noqa: E402
 from sglang_parse.attention.triton import ParseTritonBackend  # noqa: E402
 from sglang_parse.attention.triton_wide import WideTritonBackend  # noqa: E402
 from sglang_parse.core.mask import qlen_only_mask  # noqa: E402
@@ -188,7 +191,38 @@ def paged(q: torch.Tensor, kv: Any, *known: Any) -> PagedInputs:
     return PagedInputs(q, keys, values, *known)
 
 
+class LatentWrapper:
+    """``BatchMLAPagedAttentionWrapper`` of FlashInfer, as documented, page size 1."""
+
+    def plan(self, kv_len_arr: torch.Tensor, **known: Any) -> None:
+        sizes = [known[f"head_dim_{name}"] for name in ("ckv", "kpe")]
+        assert [known["num_heads"], *sizes, known["page_size"]] == [HEADS, DIM, ROPE, 1]
+        assert known["causal"]
+        assert torch.equal(kv_len_arr, torch.diff(known["kv_indptr"]))
+        offsets = [known[name] for name in ("qo_indptr", "kv_indptr", "kv_indices")]
+        assert all(t.dtype == torch.int32 for t in (*offsets, kv_len_arr))
+        self.known = (*offsets, torch.ones_like(kv_len_arr))
+
+    def run(
+        self, q: torch.Tensor, q_rope: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor, out: Any
+    ) -> torch.Tensor:
+        keys = torch.cat((ckv, kpe), -1)
+        return out.copy_(attend(paged(torch.cat((q, q_rope), -1), (keys, ckv), *self.known)))
+
+
+def flashinfer_latent_pass(given: PagedPass) -> torch.Tensor:
+    sizes = {"num_local_heads": HEADS, "kv_lora_rank": DIM, "qk_rope_head_dim": ROPE}
+    sizes |= {"scaling": given.layer.scaling, "q_data_type": None, "data_type": None}
+    fields = {"prefill_wrapper_paged": LatentWrapper()}
+    fields["indices_updater_prefill"] = SimpleNamespace(**sizes)
+    backend = without_constructor(ParseFlashInferMLABackend, given, **fields)
+    backend.init_forward_metadata(given.forward_batch)
+    return backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch)
+
+
 def flashinfer_pass(given: PagedPass) -> torch.Tensor:
+    if given.is_latent:
+        return flashinfer_latent_pass(given)
     buffers = {
         "kv_indptr": [torch.zeros(9, dtype=torch.int32)],
         "qo_indptr": [torch.zeros(9, dtype=torch.int32)],
@@ -307,7 +341,7 @@ def main() -> None:
                 vars(given.layer).update(LAYER)
                 given.check(run(given))
             print(name, "mask" if is_masked else "alias", "right")
-            if SUPPORT[name].asks_latent:
+            if not (is_masked and MASK not in (SUPPORT[name].latent_layouts or (MASK,))):
                 given = PagedPass(is_masked, is_latent=True)
                 vars(given.layer).update(LAYER)
                 given.check(run(given))
