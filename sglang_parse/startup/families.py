@@ -160,10 +160,11 @@ def attention_of(model: Any) -> Attention:
         return Attention.SPARSE
     if model.attention_arch is sglang.AttentionArch.MLA:
         return Attention.LATENT
-    window = getattr(text, "loop_window_size", None) or getattr(text, "sliding_window", None)
+    window = getattr(text, "sliding_window", None)
     uses_window = getattr(text, "use_sliding_window", window is not None)
     uses_window = uses_window and not {*config.architectures} & {*WINDOWLESS}
     has_windows = model.is_hybrid_swa or (window and uses_window)
+    has_windows = has_windows or getattr(text, "loop_window_size", None)  # of later passes
     return Attention.WINDOWS if has_windows else Attention.FULL
 
 

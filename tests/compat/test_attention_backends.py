@@ -175,6 +175,7 @@ def test_flashinfer_splits_kv_as_in_prefills(is_masked: bool, tile: int | None):
     vars(backend).update(
         indices_updater_prefill=updater,
         prefill_wrappers_verify=[wrapper],
+        num_wrappers=1,
         prefill_split_tile_size=tile,
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),
     )

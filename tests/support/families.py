@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from safetensors.torch import load_file, save_file
 
 from support.models import load_model
 from support.random_pair import PairShape, make_pair
@@ -63,6 +64,13 @@ class Tiny:
         tied = text["tie_word_embeddings"]
         return config(text_config=text, tie_word_embeddings=tied, **self.vision)
 
+    @staticmethod
+    def _publish_vision(file: Path) -> None:
+        """Names the weights as SGLang reads them, and as published models have them."""
+        weights = load_file(file)
+        names = {name: name.replace("vision_tower.", f"{VISION}.") for name in weights}
+        save_file({names[name]: weights[name] for name in weights}, file, {"format": "pt"})
+
     def pair(self, folder: Path) -> tuple[Path, Path]:
         """A target and a noisy copy as its draft."""
         config = getattr(transformers, f"{self.config or self.name}Config")
@@ -72,6 +80,8 @@ class Tiny:
             config = json.loads(file.read_text()) | self.published
             dropped = [key for key, value in self.published.items() if value is None]
             file.write_text(json.dumps({k: v for k, v in config.items() if k not in dropped}))
+            if self.vision:
+                self._publish_vision(file.with_name("model.safetensors"))
         return pair
 
     def load(self, folder: Path) -> Any:
@@ -85,6 +95,7 @@ class Tiny:
 GEMMA_3 = WINDOWS | TIED | {"query_pre_attn_scalar": 16}
 SIGLIP = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "image_size": 28}
 SIGLIP |= {"num_attention_heads": 2}
+VISION = "vision_tower.vision_model"
 IMAGES = {"vision_config": SIGLIP, "mm_tokens_per_image": 1, "image_token_index": 302}
 TINY = {
     "deepseek-v2": Tiny(
@@ -106,7 +117,7 @@ TINY = {
     "minicpm-3": Tiny(
         "MiniCPM3",
         {name: size for name, size in LATENT.items() if name not in MOE}
-        | {"tie_word_embeddings": True, "initializer_range": 0.1},
+        | {"tie_word_embeddings": True, "scale_emb": 1, "dim_model_base": 64},
     ),
     "gemma-2": Tiny(
         "Gemma2",
@@ -123,7 +134,9 @@ TINY = {
         served_as="Olmo2ForCausalLM",
         published={"rope_parameters": None, "rope_theta": 500000, "rope_scaling": OLMO_YARN},
     ),
-    "command-a": Tiny("Cohere2", WINDOWS | TIED | {"logit_scale": 1.0}, window=17),
+    "command-a": Tiny(
+        "Cohere2", WINDOWS | {"tie_word_embeddings": True, "logit_scale": 0.25}, window=17
+    ),
 }
 
 WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a")

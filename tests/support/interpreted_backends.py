@@ -186,8 +186,8 @@ class Wrapper:
 
 
 def paged(q: torch.Tensor, kv: Any, *known: Any) -> PagedInputs:
-    """Attention by the kernel's arguments, with page size 1."""
-    keys, values = (cache.unsqueeze(1) for cache in kv)
+    """Attention by the kernel's arguments, with page size 1; scores are scaled for ``DIM``."""
+    q, (keys, values) = q * (q.shape[-1] / DIM) ** 0.5, (cache.unsqueeze(1) for cache in kv)
     return PagedInputs(q, keys, values, *known)
 
 
