@@ -94,7 +94,7 @@ class Tiny:
 
 GEMMA_3 = WINDOWS | TIED | {"query_pre_attn_scalar": 16}
 SIGLIP = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "image_size": 28}
-SIGLIP |= {"num_attention_heads": 2}
+SIGLIP |= {"num_attention_heads": 2, "vision_use_head": False}
 VISION = "vision_tower.vision_model"
 IMAGES = {"vision_config": SIGLIP, "mm_tokens_per_image": 1, "image_token_index": 302}
 TINY = {
