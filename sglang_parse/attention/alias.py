@@ -30,6 +30,7 @@ def paged_rows(
     *,
     with_own: bool,
     starts: torch.Tensor | None = None,
+    window: int | None = None,
 ) -> PagedRows:
     """Builds the inputs of a kernel that reads KV through slot numbers.
 
@@ -39,13 +40,19 @@ def paged_rows(
         with_own: whether a sequence's own rows count as columns (kernels that read all KV from
             the pool), or only its context (kernels that take the new rows' KV separately).
         starts: see ``ParseVerifyInput.starts``. Slots past ``kv_indptr[-1]`` are not read then.
+        window: how many of a sequence's columns, the last ones; without ``starts``. None for all.
     """
     device = slots.device
     kv_lens = [s.kv_len if with_own else s.context_len for s in sequences]
+    skipped = [0 if window is None else max(0, length - window) for length in kv_lens]
+    kv_lens = [length - skip for length, skip in zip(kv_lens, skipped, strict=True)]
     kv_indptr = _indptr(kv_lens, sequences, device, starts)
     columns = torch.arange(sum(kv_lens), dtype=torch.int32, device=device)
     owner = torch.searchsorted(kv_indptr[1:], columns, right=True).clamp_(max=len(sequences) - 1)
-    request, column = _columns(sequences, owner, columns - kv_indptr[owner], starts)
+    place = columns - kv_indptr[owner]
+    if window is not None:
+        place = place + _sent(skipped, device)[owner]
+    request, column = _columns(sequences, owner, place, starts)
     return PagedRows(
         qo_indptr=indptr([s.num_rows for s in sequences], device),
         kv_indptr=kv_indptr,

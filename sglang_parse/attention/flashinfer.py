@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend, PrefillMetadata
 from sglang.srt.layers.attention.flashinfer_mla_backend import FlashInferMLAAttnBackend
+from sglang.srt.layers.attention.flashinfer_mla_backend import PrefillMetadata as LatentMetadata
 
 from sglang_parse.attention.alias import indptr, paged_rows
 from sglang_parse.attention.spec_input import ParseVerifyInput
@@ -92,25 +93,56 @@ class ParseFlashInferBackend(FlashInferAttnBackend):
         rows = paged_rows(sequences, slots, with_own=True)
         host = torch.device("cpu")
         updater = self.indices_updater_prefill
-        self.prefill_wrappers_verify[0].begin_forward(
-            indptr([sequence.num_rows for sequence in sequences], host),
-            indptr([sequence.kv_len for sequence in sequences], host),
-            rows.kv_slots,
-            torch.ones(len(sequences), dtype=torch.int32),
-            updater.num_qo_heads,
-            updater.num_kv_heads,
-            updater.head_dim,
-            1,
+        windows = (updater.sliding_window_size, -1) if self.num_wrappers > 1 else (-1,)
+        for wrapper, window in zip(self.prefill_wrappers_verify, windows, strict=True):
+            wrapper.begin_forward(
+                indptr([sequence.num_rows for sequence in sequences], host),
+                indptr([sequence.kv_len for sequence in sequences], host),
+                rows.kv_slots,
+                torch.ones(len(sequences), dtype=torch.int32),
+                updater.num_qo_heads,
+                updater.num_kv_heads,
+                updater.head_dim,
+                1,
+                q_data_type=updater.q_data_type,
+                kv_data_type=updater.data_type,
+                non_blocking=True,
+                fixed_split_size=self.prefill_split_tile_size,
+                window_left=window,  # chooses the kernel, which a window at run time would not
+            )
+
+
+class ParseFlashInferMLABackend(FlashInferMLAAttnBackend):
+    """``FlashInferMLAAttnBackend`` that asks questions about latent KV, without a mask."""
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        spec_info = forward_batch.spec_info
+        if not isinstance(spec_info, ParseVerifyInput) or spec_info.is_stock:
+            super().init_forward_metadata(forward_batch)
+            return
+        slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
+        sequences = spec_info.layout.pseudo_sequences()
+        kv_lens = [sequence.kv_len for sequence in sequences]
+        host, updater = torch.device("cpu"), self.indices_updater_prefill
+        self.prefill_wrapper_paged.plan(
+            qo_indptr=indptr([sequence.num_rows for sequence in sequences], host),
+            kv_indptr=indptr(kv_lens, host),
+            kv_indices=paged_rows(sequences, slots, with_own=True).kv_slots,
+            kv_len_arr=torch.tensor(kv_lens, dtype=torch.int32),
+            num_heads=updater.num_local_heads,
+            head_dim_ckv=updater.kv_lora_rank,
+            head_dim_kpe=updater.qk_rope_head_dim,
+            page_size=1,
+            causal=True,
+            sm_scale=updater.scaling,
             q_data_type=updater.q_data_type,
             kv_data_type=updater.data_type,
-            non_blocking=True,
-            fixed_split_size=self.prefill_split_tile_size,
         )
+        self.forward_metadata = LatentMetadata(self.prefill_wrapper_paged, use_ragged=False)
 
 
 def create_backend(runner: Any) -> Any:
-    """Like ``attention_registry.create_flashinfer_backend``; latent attention is another class's,
-    whose passes are causal."""
+    """Like ``attention_registry.create_flashinfer_backend``."""
     if runner.use_mla_backend:
-        return FlashInferMLAAttnBackend(runner)
+        return ParseFlashInferMLABackend(runner)
     return ParseFlashInferBackend(runner, init_new_workspace=runner.init_new_workspace)

@@ -39,6 +39,7 @@ class Support:
         alias_page_sizes: page sizes that ``alias`` supports; None for all.
         reads_fp8: whether a verify pass can read 8-bit KV.
         plans_on_device: whether it plans a pass from lengths that only the device knows.
+        latent_layouts: those with latent KV; None for all.
     """
 
     factory: str
@@ -47,6 +48,7 @@ class Support:
     alias_page_sizes: tuple[int, ...] | None = None
     reads_fp8: bool = True
     plans_on_device: bool = True
+    latent_layouts: tuple[str, ...] | None = None
 
 
 _PACKAGE = "sglang_parse.attention"
@@ -67,6 +69,7 @@ SUPPORT = {
         "as the whole request; under a mask each tile reads every column and tests every entry",
         # The plan is made on the host and divides the columns among the SMs.
         plans_on_device=False,
+        latent_layouts=(ALIAS,),
     ),
     "triton": Support(
         f"{_PACKAGE}.triton:ParseTritonBackend",
@@ -139,7 +142,11 @@ def check_kv(backend: str, dtype: torch.dtype, model: str = "target") -> None:
 
 
 def choose_layout(
-    setting: str, backend: str, page_size: int, flag: str = OF_TARGET
+    setting: str,
+    backend: str,
+    page_size: int,
+    flag: str = OF_TARGET,
+    attention: Attention = Attention.FULL,
 ) -> tuple[str, str]:
     """Returns the layout of a model's passes that are not causal, and the reason.
 
@@ -148,12 +155,13 @@ def choose_layout(
         backend: a key of ``SUPPORT``.
         page_size: KV slots per page.
         flag: the setting that names ``backend``.
+        attention: the model's.
 
     Raises:
         BackendError: ``backend`` cannot run it.
     """
     support = SUPPORT[backend]
-    obstacles = {name: _obstacle(support, name, page_size) for name in support.layouts}
+    obstacles = {name: _obstacle(support, name, page_size, attention) for name in support.layouts}
     possible = [name for name, obstacle in obstacles.items() if not obstacle]
     if setting in possible:
         return setting, "--parse-layout asks for it"
@@ -169,9 +177,14 @@ def choose_layout(
     raise BackendError(found, f"{fix} another {flag}")
 
 
-def _obstacle(support: Support, layout: str, page_size: int) -> str:
-    """Describes why a layout does not support this page size; "" if it does."""
+def _obstacle(support: Support, layout: str, page_size: int, attention: Attention) -> str:
+    """Describes why a layout does not support this page size or attention; "" if it does."""
     sizes = support.alias_page_sizes
+    latent = support.latent_layouts
+    if attention is Attention.LATENT and latent is not None and layout not in latent:
+        return "its kernel of latent attention takes no mask"
+    if attention is Attention.WINDOWS and layout == MASK:
+        return "a window counts columns, and those of a question are not its positions"
     if layout == ALIAS and sizes is not None and page_size not in sizes:
         return "a question's context ends inside a page, which its page table cannot express"
     return ""

@@ -39,6 +39,10 @@ class ParseTritonBackend(TritonAttnBackend):
         metadata.qo_indptr, metadata.kv_indptr = rows.qo_indptr, rows.kv_indptr
         metadata.kv_indices = rows.kv_slots.to(torch.int64)
         metadata.max_extend_len = rows.longest
+        if window := self.sliding_window_size:  # layers with windows read these
+            rows = paged_rows(sequences, slots, with_own=False, window=window)
+            metadata.window_kv_indptr = rows.kv_indptr
+            metadata.window_kv_indices = rows.kv_slots.to(torch.int64)
 
 
 def _mask_indptr(spec_info: ParseVerifyInput, device: torch.device) -> torch.Tensor:

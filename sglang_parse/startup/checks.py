@@ -31,7 +31,7 @@ from sglang_parse.attention.support import (
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
-from sglang_parse.startup.families import attention_of, family_of
+from sglang_parse.startup.families import UNASKED, Family, attention_of, family_of
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
     DRAFT,
@@ -242,14 +242,22 @@ def pass_layout(args: Any, config: ParseConfig, target: Any, block_size: int) ->
         return CAUSAL, ALL_CAUSAL
     attention = attention_of(target)
     if attention is not Attention.FULL:
-        what = f"questions, drafts in blocks, an EAGLE-3 head or {flag('layout')}"
-        found = f"{what} with a target of {attention}"
-        fix = f"use {flag('judge')} likelihood or {flag('verification')} token, and none of these"
-        raise BackendError(found, fix)
+        _check_asked(config, family_of(target), block_size)
     check_backends(backend, _backends_of(args, "prefill", "decode"))
     if block_size > 1:
         block_layout(args, config)
-    return choose_layout(config.layout, backend, args.page_size or 1)
+    return choose_layout(config.layout, backend, args.page_size or 1, attention=attention)
+
+
+def _check_asked(config: ParseConfig, family: Family, block_size: int) -> None:
+    """Raises BackendError for passes that were not seen with a target of this family."""
+    what, fix = "drafts in blocks or an EAGLE-3 head", "leave them out"
+    if family.judges == UNASKED:
+        what = f"questions, {what}, or {flag('layout')}"
+        fix = f"use {flag('judge')} likelihood or {flag('verification')} token, and none of these"
+    elif block_size == 1 and not config.uses_eagle3:
+        return
+    raise BackendError(f"{what} with a target of {family.attention}", fix)
 
 
 def block_layout(args: Any, config: ParseConfig) -> str:

@@ -14,9 +14,12 @@ from sglang_parse.attention.support import Attention
 TEXTS = "texts, earlier answers, `--parse-draft-url`"
 ON_CPU, READ = "on CPU servers", "by reading"
 TOKEN_MODE = f"{ON_CPU}, token mode only"
-ANY, UNASKED = "all", "likelihood, none"
-"""Who verifies; "none" is token mode. Other attention has no head: SGLang was seen to capture other
-layers of such models than it is told."""
+ANY, UNREAD, UNASKED = "all", "question, likelihood, none", "likelihood, none"
+"""Who verifies; "none" is token mode. ``UNREAD``: no head, as SGLang captures no layers, or other
+states than their outputs."""
+WINDOWLESS = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM")
+WINDOWLESS += ("Ministral3ForCausalLM", "PhiMoEForCausalLM", "Starcoder2ForCausalLM")
+"""Classes of SGLang that give no layer the window of config.json."""
 WHY = {
     Attention.LATENT: "which PARSE was not seen to serve in this class",
     Attention.WINDOWS: "which PARSE was not seen to serve in this class",
@@ -82,20 +85,31 @@ FAMILIES = (
         Attention.LATENT,
         ON_CPU,
         "DeepSeek-V2-Lite, DeepSeek-Coder-V2-Lite",
-        UNASKED,
     ),
-    Family("GLM-4.7-Flash", ("Glm4MoeLiteForCausalLM",), Attention.LATENT, ON_CPU, judges=UNASKED),
-    Family("DeepSeek V3 and R1, Kimi K2, Mistral Large 3, LongCat, MiniCPM3", (), Attention.LATENT),
+    Family("DeepSeek V3 and R1, Kimi K2", ("DeepseekV3ForCausalLM",), Attention.LATENT, ON_CPU),
+    Family("GLM-4.7-Flash", ("Glm4MoeLiteForCausalLM",), Attention.LATENT, ON_CPU),
+    Family("MiniCPM3", ("MiniCPM3ForCausalLM",), Attention.LATENT, ON_CPU, judges=UNREAD),
+    Family("Kimi K2.5, Mistral Large 3, LongCat and others", (), Attention.LATENT),
     Family(
-        "Gemma 3, text",
-        ("Gemma3ForCausalLM",),
+        "Gemma 3",
+        ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         Attention.WINDOWS,
         ON_CPU,
-        "Gemma 3 270M",
-        UNASKED,
+        "Gemma 3 270M, 1B or 4B",
+        UNREAD,
+    ),
+    Family("Gemma 2", ("Gemma2ForCausalLM",), Attention.WINDOWS, ON_CPU, "Gemma 2 2B", UNREAD),
+    Family("OLMo 3", ("Olmo2ForCausalLM",), Attention.WINDOWS, ON_CPU, "OLMo 3 7B", UNREAD),
+    Family(
+        "Command A, Command R7B",
+        ("Cohere2ForCausalLM",),
+        Attention.WINDOWS,
+        ON_CPU,
+        "Command R7B",
+        UNREAD,
     ),
     Family(
-        "Gemma 2, Gemma 3 with images, Gemma 4, gpt-oss, OLMo 3, Exaone 4, MiMo, Llama 4",
+        "Gemma 4, gpt-oss, Exaone 4, MiMo, Llama 4",
         (),
         Attention.WINDOWS,
     ),
@@ -116,7 +130,9 @@ def row(family: Family) -> tuple[str, ...]:
     first = (family.name, family.attention)
     if not family.seen:
         return (*first, "", "", "", f"refused: {family.attention}, {WHY[family.attention]}")
-    layouts = "`causal`, `alias`, `mask`" if family.judges == ANY else "`causal`"
+    layouts = "`causal`" if family.judges == UNASKED else "`causal`, `alias`"
+    if family.judges != UNASKED and family.attention is not Attention.WINDOWS:
+        layouts += ", `mask`"
     return (*first, family.judges, layouts, family.draft, family.seen)
 
 
@@ -146,7 +162,9 @@ def attention_of(model: Any) -> Attention:
         return Attention.LATENT
     window = getattr(text, "sliding_window", None)
     uses_window = getattr(text, "use_sliding_window", window is not None)
+    uses_window = uses_window and not {*config.architectures} & {*WINDOWLESS}
     has_windows = model.is_hybrid_swa or (window and uses_window)
+    has_windows = has_windows or getattr(text, "loop_window_size", None)  # of later passes
     return Attention.WINDOWS if has_windows else Attention.FULL
 
 

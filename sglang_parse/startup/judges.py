@@ -86,7 +86,7 @@ def _check_capture(target: Any) -> None:
     model, _ = ModelRegistry.resolve_model_cls(names)
     fix = f"use {SETTING} question or likelihood, which read no hidden states"
     has_method = hasattr(model, "set_eagle3_layers_to_capture")
-    why = f"with {family.attention}, SGLang captures layers under other numbers"
+    why = f"with {family.attention}, and no head was seen to read its layers"
     where = "architecture of the target with a head or captured layers"
     require(family.judges == ANY, where, names[0], fix, why=why)
     require(has_method, "architecture of the target with captured layers", names[0], fix)

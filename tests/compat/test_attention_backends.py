@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from support.paged_pass import BLOCKS, LAYOUT, ON_DEVICE, PagedPass
+from support.paged_pass import BLOCKS, LAYOUT, ON_DEVICE, WINDOW, PagedPass
 
 pytestmark = pytest.mark.compat
 
@@ -44,7 +44,21 @@ def test_torch_native(is_masked: bool, layout: VerifyLayout):
     given.check(backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch))
 
 
+@pytest.mark.parametrize("is_masked", [True, False], ids=["mask", "alias"])
+def test_torch_native_of_latent_kv(is_masked: bool):
+    given = PagedPass(is_masked, is_latent=True)
+    backend = torch_native(given, is_draft_worker=False)
+    given.check(backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch))
+
+
 CAUSAL = VerifyLayout.of([RequestLayout(length, 3) for length in (5, 3, 0, 9)])
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, CAUSAL], ids=["pass", "causal"])
+def test_torch_native_with_windows(layout: VerifyLayout):
+    given = PagedPass(is_masked=False, layout=layout, window=WINDOW)
+    backend = torch_native(given, is_draft_worker=False, window=WINDOW)
+    given.check(backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch))
 
 
 def test_a_causal_pass_is_planned_as_a_prefill(monkeypatch: pytest.MonkeyPatch):
@@ -62,13 +76,6 @@ def test_a_causal_pass_is_planned_as_a_prefill(monkeypatch: pytest.MonkeyPatch):
     assert backend.forward_metadata == "stock"
 
 
-@pytest.mark.parametrize(("window", "is_ours"), [(None, True), (8, False)])
-def test_torch_native_leaves_windows_to_prefills(window: int | None, is_ours: bool):
-    given = PagedPass(is_masked=False, layout=CAUSAL)
-    backend = torch_native(given, is_draft_worker=True, window=window)
-    assert bool(backend._parts) is is_ours
-
-
 @pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
 def test_backends_of_gpus():
     """Triton's kernels in its interpreter, FlashInfer's and FlashAttention's plans."""
@@ -83,10 +90,17 @@ def test_backends_of_gpus():
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if line.endswith(" right")] == [
         "triton mask right",
+        "triton mask of latent KV right",
         "triton alias right",
+        "triton alias of latent KV right",
+        "triton alias with windows right",
         "flashinfer mask right",
         "flashinfer alias right",
+        "flashinfer alias of latent KV right",
+        "flashinfer alias with windows right",
         "fa3 alias right",
+        "fa3 alias of latent KV right",
+        "fa3 alias with windows right",
         "triton graphs right",
     ]
 
@@ -161,6 +175,7 @@ def test_flashinfer_splits_kv_as_in_prefills(is_masked: bool, tile: int | None):
     vars(backend).update(
         indices_updater_prefill=updater,
         prefill_wrappers_verify=[wrapper],
+        num_wrappers=1,
         prefill_split_tile_size=tile,
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),
     )

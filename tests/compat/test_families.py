@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from sglang_parse import cli
+from support.demo_pair import DEMO
 from support.families import TINY
-from support.launch import launch
+from support.launch import changed, launch
 
 TOKEN = ("--parse-verification", "token")
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
@@ -21,12 +23,17 @@ def latent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return TINY["deepseek-v2"].pair(tmp_path_factory.mktemp("latent"))
 
 
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return TINY["gemma-3"].pair(tmp_path_factory.mktemp("windows"))
+
+
 def test_a_served_family_is_one_that_servers_of_tests_have():
     """Nobody writes that a family was seen which no test of ``test_families`` (e2e) serves."""
     from sglang_parse.attention.support import Attention
     from sglang_parse.startup.families import FAMILIES
 
-    tested = {f"{tiny.name}ForCausalLM" for tiny in TINY.values()}
+    tested = {tiny.served_as or tiny.model for tiny in TINY.values()}
     served = {
         name
         for family in FAMILIES
@@ -49,14 +56,98 @@ def test_latent_kv(latent: tuple[Path, Path]):
     assert kv_bytes_per_token(draft, "auto", 2) == (32 + 16) * 3 * 4
 
 
-def test_questions_about_latent_kv(latent: tuple[Path, Path]):
-    with pytest.raises(Exception, match="questions, .*with a target of latent attention.*Fix: use"):
-        launch(latent)
+def layout_of(pair: tuple[Path, Path], *flags: str, ask: bool = True) -> str:
+    """Of a server's verify passes on a GPU."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    from sglang_parse.core.config import ParseConfig
+    from sglang_parse.startup.checks import pass_layout
+    from sglang_parse.startup.models import read_pair
+
+    view = resolved_view(launch(pair, "--device", "cuda", *flags, ask=ask))
+    return pass_layout(view, ParseConfig.from_env(), read_pair(view)[0], 1)[0]
 
 
-def test_layers_of_latent_attention(latent: tuple[Path, Path]):
-    with pytest.raises(Exception, match="DeepseekV2ForCausalLM': with latent attention.*Fix: use"):
-        launch(latent, "--parse-judge", "likelihood", "--parse-hidden-layers", "0", ask=False)
+@pytest.mark.parametrize(
+    ("backend", "layout"), [("triton", "mask"), ("fa3", "alias"), ("flashinfer", "alias")]
+)
+def test_questions_about_latent_kv(latent: tuple[Path, Path], backend: str, layout: str):
+    assert layout_of(latent, "--attention-backend", backend) == layout
+
+
+def test_questions_about_latent_kv_that_no_kernel_answers(latent: tuple[Path, Path]):
+    backend = ("--attention-backend", "flashinfer")
+    words = "'mask' with --attention-backend flashinfer.*latent.*Fix: use --parse-layout alias"
+    with pytest.raises(Exception, match=words):
+        layout_of(latent, *backend, "--parse-layout", "mask")
+    assert layout_of(latent, *TOKEN, *backend, ask=False) == "causal"
+
+
+def test_questions_behind_windows(windows: tuple[Path, Path]):
+    """Under a mask a window would count a question's columns instead of its positions."""
+    for backend in ("triton", "flashinfer", "fa3"):
+        assert layout_of(windows, "--attention-backend", backend) == "alias"
+    with pytest.raises(Exception, match="'mask'.*a window counts columns.*--parse-layout alias"):
+        launch(windows, "--parse-layout", "mask")
+
+
+def test_passes_that_other_attention_was_not_seen_with(latent: tuple[Path, Path]):
+    head = ("--parse-eagle3-path", str(latent[1]), "--parse-judge", "likelihood")
+    with pytest.raises(Exception, match="an EAGLE-3 head with a target of latent.*Fix: leave"):
+        launch(latent, *head, ask=False)
+
+
+def test_layers_that_no_head_reads(latent: tuple[Path, Path], windows: tuple[Path, Path]):
+    layers = ("--parse-judge", "likelihood", "--parse-hidden-layers", "0")
+    launch(latent, *layers, ask=False)
+    with pytest.raises(Exception, match="Gemma3ForCausalLM': with sliding windows.*Fix: use"):
+        launch(windows, *layers, ask=False)
+
+
+def attention(folder: Path, **config: object) -> object:
+    """Of a model with these values in its config.json."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    from sglang_parse.startup.families import attention_of
+
+    return attention_of(ModelConfig(str(changed(DEMO / "target", folder, **config))))
+
+
+WINDOW = {"sliding_window": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_windowed"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "model_type": "mistral", **WINDOW}, False),
+        ({"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", **WINDOW}, False),
+        ({"use_sliding_window": True, **WINDOW}, True),
+        ({"use_sliding_window": False, **WINDOW}, False),
+        ({"loop_window_size": 16}, True),
+    ],
+)
+def test_windows_that_sglang_applies(tmp_path: Path, config: dict[str, object], is_windowed: bool):
+    from sglang_parse.attention.support import Attention
+
+    expected = Attention.WINDOWS if is_windowed else Attention.FULL
+    assert attention(tmp_path / "model", **config) is expected
+
+
+def test_classes_that_give_no_layer_a_window():
+    """By their source, and that of what they derive from."""
+    from sglang.srt.models.registry import ModelRegistry
+
+    from sglang_parse.startup.families import WINDOWLESS
+
+    for name in WINDOWLESS:
+        kind, _ = ModelRegistry.resolve_model_cls([name])
+        modules = {
+            base.__module__ for base in kind.__mro__ if "sglang.srt.models" in base.__module__
+        }
+        assert modules
+        for module in modules:
+            source = Path(sys.modules[module].__file__).read_text()
+            assert "sliding_window_size" not in source, (name, module)
 
 
 def test_the_command(latent: tuple[Path, Path], monkeypatch, capsys, tmp_path: Path):

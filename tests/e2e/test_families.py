@@ -9,30 +9,37 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from sglang_parse.core.judge import LIKELIHOOD_BIAS, LIKELIHOOD_SCALARS, sigmoid
 from support.client import Client, ids_of, parse_info, random_prompts
-from support.families import TINY
-from support.heads import rows_of
-from support.models import load_model
-from support.servers import ALWAYS, SEED, SMALL_CHUNKS, Start, parse_flags, served
+from support.families import TINY, WINDOWED
+from support.heads import TOLERANCE, decode_hidden_states, rows_of
+from support.reference_verdicts import reference_verdicts
+from support.servers import ALWAYS, QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags, served
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
 TRACE = {"drafting": "always", "trace": True}
 PLAIN = {"enabled": False}
-FAST = ("deepseek-v2",)
+FAST = ("deepseek-v2", "gemma-3")
 SECOND = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
 NAMES = [name if name in FAST else pytest.param(name, marks=SECOND) for name in TINY]
 JUDGED = [pytest.param(name, marks=SECOND) for name in TINY]
+THIRD = pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
+READ = ("deepseek-v2", "deepseek-v3", "glm-4.7-flash")
+"""Families with captured layers, beside questions."""
+ASKED = [pytest.param(name, marks=THIRD) for name in (*READ, "minicpm-3", *WINDOWED)]
+LAYERS = (0, 1)
 
 
 @pytest.fixture(scope="module")
 def serve(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Iterator]:
     """Returns ``serve(kind, name, *flags)``: a server of a family, and its target's folder."""
-    pair_of = cache(lambda name: TINY[name].pair(tmp_path_factory.mktemp(name)))
+    pair_of = cache(lambda name: TINY[name].pair(tmp_path_factory.mktemp(name) / name))
 
     def start(kind: str, name: str, *flags: str) -> Iterator[tuple[Client, Path]]:
         pair = pair_of(name)
@@ -41,6 +48,11 @@ def serve(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Call
             yield client, pair[0]
 
     return start
+
+
+def load(target: Path) -> Any:
+    """The target in transformers."""
+    return TINY[target.parent.name].load(target)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -69,7 +81,7 @@ def test_token_mode(family: tuple[Client, Path], concurrency: int, count: int):
     if concurrency == 1:
         ids = prompts[0] + answers[0]["output_ids"]
         with torch.no_grad():
-            chosen = load_model(target)(torch.tensor([ids])).logits[0].argmax(-1)
+            chosen = load(target)(torch.tensor([ids])).logits[0].argmax(-1)
         assert chosen[len(prompts[0]) - 1 : -1].tolist() == answers[0]["output_ids"]
 
 
@@ -112,7 +124,7 @@ def judged(
 
 def test_verdicts_are_those_of_transformers(judged: tuple[Client, Path]):
     client, target = judged
-    model, compared = load_model(target), 0
+    model, compared = load(target), 0
     for prompt in random_prompts(3, 91):
         answer = client.generate(prompt, **LIMIT, parse=TRACE)
         for record in parse_info(answer)["trace"]:
@@ -125,3 +137,40 @@ def test_verdicts_are_those_of_transformers(judged: tuple[Client, Path]):
             assert record["verdicts"] == pytest.approx(expected, abs=1e-4)
             compared += len(ends)
     assert compared > 10
+
+
+@pytest.fixture(scope="module", params=ASKED)
+def asked(
+    request: pytest.FixtureRequest, serve: Callable[..., Iterator]
+) -> Iterator[tuple[Client, Path]]:
+    """Asks questions, in the layout that the backend prefers; one family in the other."""
+    name = request.param
+    flags = (*QUESTION, "--parse-segment", "tokens:3", "--parse-draft-tokens", "12", *SMALL_CHUNKS)
+    if name in READ:
+        flags += ("--parse-hidden-layers", ",".join(map(str, LAYERS)))
+    layout = ("--parse-layout", "alias") if name == "deepseek-v2" else ()
+    yield from serve("asked", name, *flags, *layout)
+
+
+def test_answers_to_questions_and_layers(asked: tuple[Client, Path], request: Any):
+    """Of several requests in a pass; behind contexts that are longer than a window."""
+    client, target = asked
+    model, verdicts = load(target), []
+    is_read = request.node.callspec.params["asked"] in READ
+    prompts = random_prompts(3, 95)
+    answers = client.generate_all(
+        prompts, 3, **LIMIT, parse=TRACE | ({"hidden_states": True} if is_read else {})
+    )
+    for prompt, answer in zip(prompts, answers, strict=True):
+        for record in parse_info(answer)["trace"]:
+            expected = reference_verdicts(model, prompt, answer["output_ids"], record).verdicts
+            assert record["verdicts"] == pytest.approx(expected.tolist(), abs=TOLERANCE)
+            verdicts += record["verdicts"]
+            if is_read:
+                found = decode_hidden_states(record["hidden_states"])
+                before = [*prompt, *answer["output_ids"][: record["output_start"]]]
+                draft = record["draft_token_ids"][: record["prefix_ends"][-1]]
+                rows = rows_of(model, before, draft, LAYERS)
+                np.testing.assert_allclose(found, rows.hidden, atol=1e-3 * rows.scale)
+    assert len(verdicts) > 10
+    assert max(verdicts) - min(verdicts) > 0.01

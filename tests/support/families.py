@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import transformers
+from safetensors.torch import load_file, save_file
 
+from support.models import load_model
 from support.random_pair import PairShape, make_pair
 
 MOE = {"moe_intermediate_size": 48, "n_routed_experts": 4, "n_shared_experts": 1}
@@ -18,29 +21,82 @@ LATENT |= {"v_head_dim": 16, "num_key_value_heads": 4, "num_hidden_layers": 3, *
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0}
 YARN |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 1024}
 YARN |= {"beta_fast": 32, "beta_slow": 1}
+OLMO_YARN = {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836}
+OLMO_YARN |= {"original_max_position_embeddings": 1024, "beta_fast": 32.0, "beta_slow": 1.0}
 TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
 """As SGLang loads Gemma. Larger embeddings would make it repeat its input: its layers' outputs are
 normalized, so that they do not depend on this."""
+WINDOWS = {"num_hidden_layers": 4, "sliding_window": 16}
+WINDOWS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
 UNFUSED = ("--disable-shared-experts-fusion",)
 
 
 @dataclass(frozen=True)
 class Tiny:
     """A family's classes in transformers (``nameConfig`` and ``nameForCausalLM``), its sizes, and
-    flags that its servers need. ``config``: the name of its configuration if it is another."""
+    flags that its servers need.
+
+    Attributes:
+        config: the name of its configuration if it is another.
+        vision: the configuration of its part for images, where it has one.
+        served_as: the class of SGLang that serves it if it is another.
+        published: keys of config.json as published models have them, where transformers writes
+            others that SGLang does not read; None for one that they do not have.
+        window: of transformers, where SGLang's is another.
+    """
 
     name: str
     sizes: dict[str, Any]
     flags: tuple[str, ...] = ()
     config: str = ""
+    vision: dict[str, Any] = field(default_factory=dict)
+    served_as: str = ""
+    published: dict[str, Any] = field(default_factory=dict)
+    window: int | None = None
+
+    @property
+    def model(self) -> str:
+        """The name of its class in transformers."""
+        return f"{self.name}For{'ConditionalGeneration' if self.vision else 'CausalLM'}"
+
+    def _with_vision(self, **text: Any) -> Any:
+        config = getattr(transformers, f"{self.name}Config")
+        tied = text["tie_word_embeddings"]
+        return config(text_config=text, tie_word_embeddings=tied, **self.vision)
+
+    @staticmethod
+    def _publish_vision(file: Path) -> None:
+        """Names the weights as SGLang reads them, and as published models have them."""
+        weights = load_file(file)
+        names = {name: name.replace("vision_tower.", f"{VISION}.") for name in weights}
+        save_file({names[name]: weights[name] for name in weights}, file, {"format": "pt"})
 
     def pair(self, folder: Path) -> tuple[Path, Path]:
         """A target and a noisy copy as its draft."""
-        names = (f"{self.config or self.name}Config", f"{self.name}ForCausalLM")
-        kind = tuple(getattr(transformers, name) for name in names)
-        return make_pair(folder, PairShape(seed=5, noise=0.01), kind=kind, **self.sizes)
+        config = getattr(transformers, f"{self.config or self.name}Config")
+        kind = (self._with_vision if self.vision else config, getattr(transformers, self.model))
+        pair = make_pair(folder, PairShape(seed=5, noise=0.01), kind=kind, **self.sizes)
+        for file in (model / "config.json" for model in pair):
+            config = json.loads(file.read_text()) | self.published
+            dropped = [key for key, value in self.published.items() if value is None]
+            file.write_text(json.dumps({k: v for k, v in config.items() if k not in dropped}))
+            if self.vision:
+                self._publish_vision(file.with_name("model.safetensors"))
+        return pair
+
+    def load(self, folder: Path) -> Any:
+        """A model of it in transformers."""
+        model = load_model(folder)
+        if self.window is not None:
+            model.config.sliding_window = self.window
+        return model
 
 
+GEMMA_3 = WINDOWS | TIED | {"query_pre_attn_scalar": 16}
+SIGLIP = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "image_size": 28}
+SIGLIP |= {"num_attention_heads": 2, "vision_use_head": False}
+VISION = "vision_tower.vision_model"
+IMAGES = {"vision_config": SIGLIP, "mm_tokens_per_image": 1, "image_token_index": 302}
 TINY = {
     "deepseek-v2": Tiny(
         "DeepseekV2",
@@ -49,16 +105,39 @@ TINY = {
         | {"topk_method": "greedy", "norm_topk_prob": False},
         UNFUSED,
     ),
-    "gemma-3": Tiny(
-        "Gemma3",
-        {
-            "num_hidden_layers": 4,
-            "sliding_window": 16,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "query_pre_attn_scalar": 16,
-            **TIED,
-        },
-        config="Gemma3Text",
-    ),
+    "gemma-3": Tiny("Gemma3", GEMMA_3, config="Gemma3Text"),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
+    "deepseek-v3": Tiny(
+        "DeepseekV3",
+        LATENT
+        | {"rope_parameters": YARN | {"mscale": 0.7}, "scoring_func": "sigmoid"}
+        | {"topk_method": "noaux_tc", "norm_topk_prob": True},
+        UNFUSED,
+    ),
+    "minicpm-3": Tiny(
+        "MiniCPM3",
+        {name: size for name, size in LATENT.items() if name not in MOE}
+        | {"tie_word_embeddings": True, "scale_emb": 1, "dim_model_base": 64},
+    ),
+    "gemma-2": Tiny(
+        "Gemma2",
+        WINDOWS
+        | TIED
+        | {"query_pre_attn_scalar": 16, "hidden_act": "gelu_pytorch_tanh"}
+        # So high that it does not matter: SGLang's ``torch_native`` does not cap scores.
+        | {"attn_logit_softcapping": 1000.0},
+    ),
+    "gemma-3-images": Tiny("Gemma3", GEMMA_3, vision=IMAGES),
+    "olmo-3": Tiny(
+        "Olmo3",
+        WINDOWS,
+        served_as="Olmo2ForCausalLM",
+        published={"rope_parameters": None, "rope_theta": 500000, "rope_scaling": OLMO_YARN},
+    ),
+    "command-a": Tiny(
+        "Cohere2", WINDOWS | {"tie_word_embeddings": True, "logit_scale": 0.25}, window=17
+    ),
 }
+
+WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a")
+"""Those with sliding windows in one KV pool."""

@@ -23,14 +23,18 @@ assert triton.knobs.runtime.interpret, "run with TRITON_INTERPRET=1"
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd  # noqa: E402
 from sglang.srt.layers.attention.flashinfer_backend import (  # noqa: E402
     FlashInferIndicesUpdaterPrefill,
+    WrapperDispatch,
 )
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 
-from sglang_parse.attention.flashinfer import ParseFlashInferBackend  # noqa: E402
-from sglang_parse.attention.support import SUPPORT  # noqa: E402
+from sglang_parse.attention.flashinfer import (  # noqa: E402
+    ParseFlashInferBackend,
+    ParseFlashInferMLABackend,
+)
+from sglang_parse.attention.support import MASK, SUPPORT  # noqa: E402
 from sglang_parse.attention.triton import ParseTritonBackend  # noqa: E402
 from sglang_parse.attention.triton_wide import WideTritonBackend  # noqa: E402
 from sglang_parse.core.mask import qlen_only_mask  # noqa: E402
@@ -43,6 +47,8 @@ from support.paged_pass import (  # noqa: E402
     KV_HEADS,
     LAYOUT,
     ON_DEVICE,
+    ROPE,
+    WINDOW,
     PagedPass,
 )
 
@@ -73,9 +79,9 @@ def without_constructor(kind: type, given: PagedPass, **fields: Any) -> Any:
         kv_index_translator=translator,
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),
         token_to_kv_pool=given.pool,
-        sliding_window_size=None,
+        sliding_window_size=given.window,
         use_sliding_window_kv_pool=False,
-        use_mla=False,
+        use_mla=given.is_latent,
         **fields,
     )
     return backend
@@ -86,7 +92,7 @@ def triton_backend(kind: type, given: PagedPass, **fields: Any) -> Any:
         kind,
         given,
         dllm_attention=None,
-        window_kv_indptr=None,
+        window_kv_indptr=None if given.window is None else torch.zeros(9, dtype=torch.int32),
         use_dense_fp8_chunked_prefill=False,
         use_verify_shared_kv=False,
         use_verify_splitkv=False,
@@ -146,7 +152,10 @@ def graph_pass(given: PagedPass, splits: bool) -> torch.Tensor:
 
 
 class Wrapper:
-    """``BatchPrefillWithPagedKVCacheWrapper`` of FlashInfer, as documented, page size 1."""
+    """``BatchPrefillWithPagedKVCacheWrapper`` of FlashInfer, as documented, page size 1.
+
+    A window at run time is cut by kernels that were chosen for one when they were planned.
+    """
 
     def begin_forward(
         self,
@@ -156,8 +165,10 @@ class Wrapper:
         last_page_len: torch.Tensor,
         *sizes: int,
         custom_mask: torch.Tensor | None = None,
+        window_left: int = -1,
         **_: object,
     ) -> None:
+        self.window = window_left
         assert sizes == (HEADS, KV_HEADS, DIM, 1)
         assert len(qo_indptr) == len(kv_indptr) == len(last_page_len) + 1
         assert all(t.dtype == torch.int32 for t in (qo_indptr, kv_indptr, kv_indices))
@@ -166,27 +177,61 @@ class Wrapper:
 
     is_cuda_graph_enabled = False
 
-    def forward(self, q: torch.Tensor, kv: Any, *, causal: bool, **_: object) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, kv: Any, *, causal: bool, window_left: int | None, **_: object
+    ) -> torch.Tensor:
         assert causal
-        return attend(paged(q, kv, *self.known))
+        assert self.window == (-1 if window_left is None else window_left)
+        return attend(paged(q, kv, *self.known), None if self.window < 0 else self.window)
 
 
 def paged(q: torch.Tensor, kv: Any, *known: Any) -> PagedInputs:
-    """Attention by the kernel's arguments, with page size 1."""
-    keys, values = (cache.unsqueeze(1) for cache in kv)
+    """Attention by the kernel's arguments, with page size 1; scores are scaled for ``DIM``."""
+    q, (keys, values) = q * (q.shape[-1] / DIM) ** 0.5, (cache.unsqueeze(1) for cache in kv)
     return PagedInputs(q, keys, values, *known)
 
 
+class LatentWrapper:
+    """``BatchMLAPagedAttentionWrapper`` of FlashInfer, as documented, page size 1."""
+
+    def plan(self, kv_len_arr: torch.Tensor, **known: Any) -> None:
+        sizes = [known[f"head_dim_{name}"] for name in ("ckv", "kpe")]
+        assert [known["num_heads"], *sizes, known["page_size"]] == [HEADS, DIM, ROPE, 1]
+        assert known["causal"]
+        assert torch.equal(kv_len_arr, torch.diff(known["kv_indptr"]))
+        offsets = [known[name] for name in ("qo_indptr", "kv_indptr", "kv_indices")]
+        assert all(t.dtype == torch.int32 for t in (*offsets, kv_len_arr))
+        self.known = (*offsets, torch.ones_like(kv_len_arr))
+
+    def run(
+        self, q: torch.Tensor, q_rope: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor, out: Any
+    ) -> torch.Tensor:
+        keys = torch.cat((ckv, kpe), -1)
+        return out.copy_(attend(paged(torch.cat((q, q_rope), -1), (keys, ckv), *self.known)))
+
+
+def flashinfer_latent_pass(given: PagedPass) -> torch.Tensor:
+    sizes = {"num_local_heads": HEADS, "kv_lora_rank": DIM, "qk_rope_head_dim": ROPE}
+    sizes |= {"scaling": given.layer.scaling, "q_data_type": None, "data_type": None}
+    fields = {"prefill_wrapper_paged": LatentWrapper()}
+    fields["indices_updater_prefill"] = SimpleNamespace(**sizes)
+    backend = without_constructor(ParseFlashInferMLABackend, given, **fields)
+    backend.init_forward_metadata(given.forward_batch)
+    return backend.forward_extend(given.q, given.k, given.v, given.layer, given.forward_batch)
+
+
 def flashinfer_pass(given: PagedPass) -> torch.Tensor:
+    if given.is_latent:
+        return flashinfer_latent_pass(given)
     buffers = {
         "kv_indptr": [torch.zeros(9, dtype=torch.int32)],
         "qo_indptr": [torch.zeros(9, dtype=torch.int32)],
         "kv_last_page_len": torch.ones(8, dtype=torch.int32),
-        "num_wrappers": 1,
-        "dispatch_reason": None,
+        "num_wrappers": 1 if given.window is None else 2,
+        "dispatch_reason": None if given.window is None else WrapperDispatch.SLIDING_WINDOW,
         "_swa_kv_pool": None,
         "prefill_wrapper_ragged": None,
-        "prefill_wrappers_verify": [Wrapper()],
+        "prefill_wrappers_verify": [Wrapper() for _ in range(1 if given.window is None else 2)],
         "flashinfer_kv_cache_dtype": torch.float32,
         "prefill_uses_dequant_workspace": False,
         "prefill_split_tile_size": None,
@@ -199,6 +244,7 @@ def flashinfer_pass(given: PagedPass) -> torch.Tensor:
         "head_dim": DIM,
         "data_type": torch.float32,
         "q_data_type": torch.float32,
+        "sliding_window_size": given.window,
         "attn_backend": backend,
         **{name: buffers[name] for name in ("kv_indptr", "qo_indptr", "kv_last_page_len")},
         "prefill_wrapper_ragged": None,
@@ -212,26 +258,58 @@ def flashinfer_pass(given: PagedPass) -> torch.Tensor:
 
 
 def fa3_pass(given: PagedPass) -> torch.Tensor:
-    """Attention by the kernel's arguments, with page tables as FlashAttention documents them."""
-    backend = without_constructor(ParseFlashAttentionBackend, given)
+    """SGLang's real extend; its kernel's arguments are read as FlashAttention documents them."""
+    fields = {"fa_skip_kv_cache": False, "kv_cache_is_mxfp8": False, "local_attn_builder": None}
+    fields |= {"kv_cache_dtype_str": "auto", "topk": 1, "fa_impl_ver": 3, "num_splits": 0}
+    backend = without_constructor(ParseFlashAttentionBackend, given, **fields)
 
     def stock(self: Any, _forward_batch: Any) -> None:
         self.forward_metadata = FlashAttentionMetadata()
 
     with mock.patch.object(FlashAttentionBackend, "init_forward_metadata", stock):
         backend.init_forward_metadata(given.forward_batch)
-    given.pool.set_kv_buffer(given.layer, SimpleNamespace(loc=given.new_slots), given.k, given.v)
-    known = backend.forward_metadata
-    starts, lengths = known.cu_seqlens_q.tolist(), known.cache_seqlens_int32.tolist()
+    known, q, k = backend.forward_metadata, given.q, given.k
+    rope: dict[str, torch.Tensor] = {}
+    if given.is_latent:
+        q, rope["q_rope"] = q.view(-1, HEADS, DIM + ROPE).split((DIM, ROPE), -1)
+        k, rope["k_rope"] = k.split((DIM, ROPE), -1)
+    lengths = known.cache_seqlens_int32.tolist()
     assert known.cu_seqlens_k.tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    assert known.page_table.dtype == known.cache_seqlens_int32.dtype == torch.int32
     assert known.page_table.shape == (len(lengths), known.max_seq_len_k)
-    assert known.max_seq_len_q == max(b - a for a, b in zip(starts, starts[1:], strict=False))
-    pages = [row[:length] for row, length in zip(known.page_table, lengths, strict=True)]
-    offsets = known.cu_seqlens_q, known.cu_seqlens_k
+    kernel = "sglang.srt.layers.attention.flashattention_backend.flash_attn_with_kvcache"
+    with mock.patch(kernel, flash_attention):
+        batch = given.forward_batch
+        return backend.forward_extend(q, k, given.v, given.layer, batch, **rope)
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    causal: bool,
+    window_size: tuple[int, int] = (-1, -1),
+    qv: torch.Tensor | None = None,
+    **_: object,
+) -> torch.Tensor:
+    """``flash_attn_with_kvcache`` with pages of one slot; ``qv``: more entries of the queries, for
+    those of the values."""
+    assert causal
+    assert window_size[1] == (0 if window_size[0] > -1 else -1)
+    assert page_table.dtype == cache_seqlens.dtype == torch.int32
+    assert max_seqlen_q == torch.diff(cu_seqlens_q).max()
+    keys, values = k_cache[:, 0], v_cache[:, 0]
+    if qv is not None:
+        q, keys = torch.cat((qv, q), -1), torch.cat((values, keys), -1)
+    lengths = cache_seqlens.tolist()
+    pages = [row[:length] for row, length in zip(page_table, lengths, strict=True)]
+    offsets = cu_seqlens_q, torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     ones = torch.ones(len(lengths), dtype=torch.int32)
-    q, kv = given.q.view(-1, HEADS, DIM), (given.keys, given.values)
-    return attend(paged(q, kv, *offsets, torch.cat(pages), ones)).view(len(q), -1)
+    window = window_size[0] if window_size[0] > -1 else None
+    return attend(paged(q, (keys, values), *offsets, torch.cat(pages), ones), window)
 
 
 PASSES: dict[str, tuple[Callable[[PagedPass], torch.Tensor], tuple[bool, ...]]] = {
@@ -250,7 +328,6 @@ LAYER = {
     "v_scale_float": None,
     "logit_cap": 0.0,
     "logit_capping_method": "tanh",
-    "sliding_window_size": None,
     "xai_temperature_len": -1,
 }
 
@@ -264,6 +341,15 @@ def main() -> None:
                 vars(given.layer).update(LAYER)
                 given.check(run(given))
             print(name, "mask" if is_masked else "alias", "right")
+            if not (is_masked and MASK not in (SUPPORT[name].latent_layouts or (MASK,))):
+                given = PagedPass(is_masked, is_latent=True)
+                vars(given.layer).update(LAYER)
+                given.check(run(given))
+                print(name, "mask" if is_masked else "alias", "of latent KV right")
+        given = PagedPass(is_masked=False, window=WINDOW)
+        vars(given.layer).update(LAYER)
+        given.check(run(given))
+        print(name, "alias with windows right")
     for layout, splits in itertools.product((ON_DEVICE, CHAINS), (True, False)):
         given = PagedPass(is_masked=True, layout=layout)
         vars(given.layer).update(LAYER)

@@ -239,8 +239,11 @@ def _causal(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> 
     return torch.cat(parts)
 
 
-def attend(inputs: PagedInputs) -> torch.Tensor:
-    """Returns [qo_indptr[-1], num_qo, dim] in fp32: the kernel's output, from its own inputs."""
+def attend(inputs: PagedInputs, window: int | None = None) -> torch.Tensor:
+    """Returns [qo_indptr[-1], num_qo, dim] in fp32: the kernel's output, from its own inputs.
+
+    ``window``: how many columns before its own a row of a causal sequence attends to, if not all.
+    """
     parts = []
     mask_start = 0
     for i, kv_len in enumerate(inputs.kv_lens()):
@@ -249,7 +252,10 @@ def attend(inputs: PagedInputs) -> torch.Tensor:
         values = inputs.value_cache[pages].flatten(0, 1)[:kv_len]
         queries = inputs.queries[int(inputs.qo_indptr[i]) : int(inputs.qo_indptr[i + 1])]
         if inputs.custom_mask is None:
-            allowed = torch.ones(len(queries), kv_len, dtype=torch.bool).tril(kv_len - len(queries))
+            first = kv_len - len(queries)
+            allowed = torch.ones(len(queries), kv_len, dtype=torch.bool).tril(first)
+            if window is not None:
+                allowed = allowed.triu(first - window)
         else:
             size = len(queries) * kv_len
             allowed = inputs.custom_mask[mask_start : mask_start + size].view(-1, kv_len)

@@ -16,6 +16,9 @@ from sglang_parse.core.mask import flat_mask, flat_mask_at, may_attend, qlen_onl
 from support.passes import block
 
 HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 16, 128
+ROPE = 8
+"""Of latent KV, what is behind the entries that are keys and values."""
+WINDOW = 4
 LAYOUT = VerifyLayout.of(
     [
         RequestLayout(5, 4, (2, 4), (2, 3)),
@@ -46,32 +49,47 @@ class PagedPass:
     """Pools, tables and inputs of one pass, in the form of SGLang's backends.
 
     ``ON_DEVICE``: only the device knows the lengths of its contexts.
+
+    Args:
+        window: of its layer: how many tokens before itself a row attends to.
+        is_latent: one KV head, whose values are the first entries of its keys.
     """
 
-    def __init__(self, is_masked: bool, layout: VerifyLayout = LAYOUT) -> None:
+    def __init__(
+        self,
+        is_masked: bool,
+        layout: VerifyLayout = LAYOUT,
+        window: int | None = None,
+        is_latent: bool = False,
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
+        num_heads, dim = (1, DIM + ROPE) if is_latent else (KV_HEADS, DIM)
+        self.window, self.is_latent = window, is_latent
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator)
 
         self.layout = layout
-        self.keys, self.values = random(SLOTS, KV_HEADS, DIM), random(SLOTS, KV_HEADS, DIM)
+        self.keys, self.values = random(SLOTS, num_heads, dim), random(SLOTS, num_heads, DIM)
         self.table = torch.zeros(8, 64, dtype=torch.int32)
         self.pool_indices = torch.tensor([6, 1, 3, 5])
         self.new_slots = self._deal_slots(torch.randperm(SLOTS, generator=generator))
         rows = layout.num_rows
         # As SGLang's RadixAttention hands them on.
-        self.q = random(rows, HEADS * DIM)
-        self.k, self.v = random(rows, KV_HEADS, DIM), random(rows, KV_HEADS, DIM)
+        self.q = random(rows, HEADS * dim)
+        self.k, self.v = random(rows, num_heads, dim), random(rows, num_heads, DIM)
+        if is_latent:
+            self.values, self.v = self.keys[..., :DIM], self.k[..., :DIM]
         self.layer = SimpleNamespace(
             layer_id=0,
             tp_q_head_num=HEADS,
-            tp_k_head_num=KV_HEADS,
-            tp_v_head_num=KV_HEADS,
-            head_dim=DIM,
-            qk_head_dim=DIM,
+            tp_k_head_num=num_heads,
+            tp_v_head_num=num_heads,
+            head_dim=dim,
+            qk_head_dim=dim,
             v_head_dim=DIM,
             scaling=DIM**-0.5,
+            sliding_window_size=window,
         )
         self.forward_batch = self._forward_batch(is_masked)
 
@@ -127,31 +145,41 @@ class PagedPass:
 
         def write(_layer: Any, loc: Any, k: torch.Tensor, v: torch.Tensor, *_scales: None) -> None:
             self.keys[loc.loc] = k
-            self.values[loc.loc] = v
+            if not self.is_latent:
+                self.values[loc.loc] = v
 
         return SimpleNamespace(
             get_key_buffer=lambda _: self.keys,
             get_value_buffer=lambda _: self.values,
             get_kv_buffer=lambda _: (self.keys, self.values),
             set_kv_buffer=write,
+            set_mla_kv_buffer=lambda layer, loc, k, k_rope: write(
+                layer, loc, torch.cat((k, k_rope), -1), None
+            ),
         )
 
     def expected(self) -> torch.Tensor:
         """[rows, HEADS * DIM], row by row and head by head; after the new KV is written."""
-        query = self.q.view(-1, HEADS, DIM)
+        query = self.q.view(-1, HEADS, self.layer.head_dim)
         outputs = []
         for i, request in enumerate(self.layout.requests):
             slots = self.table[self.pool_indices[i]].long()
             first = self.layout.qo_indptr[i]
             for row in range(request.num_rows):
-                seen = [c for c in range(request.kv_len) if may_attend(request, row, c)]
+                seen = [c for c in range(request.kv_len) if self._sees(request, row, c)]
                 outputs.append(self._attend(query[first + row], slots[seen]))
         return torch.stack(outputs)
+
+    def _sees(self, request: RequestLayout, row: int, column: int) -> bool:
+        places = [*range(request.prefix_len), *request.positions()]
+        distance = places[request.prefix_len + row] - places[column]
+        is_near = self.window is None or distance <= self.window
+        return is_near and may_attend(request, row, column)
 
     def _attend(self, query: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         heads = []
         for head in range(HEADS):
-            kv_head = head // (HEADS // KV_HEADS)
+            kv_head = head // (HEADS // self.layer.tp_k_head_num)
             weights = torch.softmax(self.keys[slots, kv_head] @ query[head] / DIM**0.5, dim=0)
             heads.append(weights @ self.values[slots, kv_head])
         return torch.cat(heads)

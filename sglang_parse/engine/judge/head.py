@@ -48,6 +48,11 @@ class CapturedLayers:
         config = runner.spec_aux_config
         config.eagle_use_aux_hidden_state = True
         config.eagle_aux_hidden_state_layer_ids = list(captured.layers)
+        # DeepSeek's classes take what they are told for EAGLE-3 as the layers before, unless it
+        # starts with 1. This is told after it, and taken as it is.
+        if runner.use_mla_backend and hasattr(runner.model, "set_dflash_layers_to_capture"):
+            config.dflash_use_aux_hidden_state = True
+            config.dflash_target_layer_ids = list(captured.layers)
         return captured
 
     def columns(self, layers: Sequence[int]) -> torch.Tensor:
