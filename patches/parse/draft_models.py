@@ -1,4 +1,4 @@
-"""A draft model is served as its own class, with all of its layers (ledger: draft_models)."""
+"""A draft model is served as its own class, with all its layers in one pool (ledger: draft_models)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_parse.algorithm import names_parse
-from sglang_parse.patches.base import Patch, after, around
+from sglang_parse.patches.base import Patch, after, around, before
 
 _MODEL_CONFIG = "sglang.srt.configs.model_config.ModelConfig"
 
@@ -25,17 +25,25 @@ def _count_all_layers(_result: None, self: Any) -> None:
         self.num_nextn_predict_layers = None
 
 
+def _use_one_pool(self: Any) -> None:
+    if _is_draft(self):
+        self.disable_hybrid_swa_memory = True
+
+
 PATCH = Patch(
     "draft_models",
     {
         f"{_MODEL_CONFIG}._config_draft_model": around(_keep_class),
         f"{_MODEL_CONFIG}._derive_model_shapes": after(_count_all_layers),
+        f"{_MODEL_CONFIG}._derive_hybrid_model": before(_use_one_pool),
     },
     why="SGLang takes a draft model of some families (Qwen3-MoE, GLM-4.5, Ernie 4.5 and others) "
     "for the checkpoint of an MTP head: it renames the architecture to the head's, whose forward "
-    "fails without the target's hidden states, and counts the head's layers.",
+    "fails without the target's hidden states, and counts the head's layers. The layers of a draft "
+    "with windows (gpt-oss, Gemma 4) would share the slots of the target's window pool: when the "
+    "draft model is prefilled, those of tokens before the target's window are freed already.",
     how="under PARSE a draft model, or an EAGLE-3 head, keeps the architecture and the layers of "
-    "its config.json.",
+    "its config.json, and all of its KV is in one pool, under the target's slot numbers.",
     upstream="not reported; `STANDALONE` renames its draft models, too",
     removed_when="SGLang renames the draft models of the algorithms that use MTP heads only.",
 )

@@ -2,7 +2,8 @@
 
 It takes FlashInfer's flat mask (row-major, query first, full KV length, requests concatenated) from
 PARSE's verify pass and from SGLang's tree verify, or PARSE's pseudo-sequences without a mask. A
-draft model's extends compute their new rows only. All other passes go to the stock backend.
+draft model's extends compute their new rows only. So do all forwards of a model with windows or
+attention sinks: the stock backend knows neither sinks nor two KV pools. All other passes go to it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from sglang_parse.attention.spec_input import ParseVerifyInput
 from sglang_parse.core.layout import VerifyLayout
@@ -38,6 +39,22 @@ class AttentionPart(NamedTuple):
         bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
         return cls(rows, kv_slots, bias)
 
+    def within(self, window: int, pool: Any = None) -> AttentionPart:
+        """The part where a row attends to itself and at most ``window`` tokens before it.
+
+        Its rows are the last of its keys. ``pool``: the two KV pools, if the keys are in that of
+        windows: the slots of tokens before them are gone.
+        """
+        kv_len, num_rows = len(self.kv_slots), self.rows.stop - self.rows.start
+        first = max(0, kv_len - num_rows - window)
+        columns, slots = torch.arange(first, kv_len), self.kv_slots[first:]
+        is_before = columns < torch.arange(kv_len - num_rows, kv_len).unsqueeze(1) - window
+        if pool is not None:
+            slots = pool.translate_loc_from_full_to_swa(slots)
+        return self._replace(
+            kv_slots=slots, bias=self.bias[:, first:].masked_fill(is_before, -torch.inf)
+        )
+
 
 class MaskedTorchNativeBackend(TorchNativeAttnBackend):
     """``TorchNativeAttnBackend`` with masks for verify passes and draft extends.
@@ -48,24 +65,26 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
+        self._serves_all = model_runner.sliding_window_size is not None
         # The stock backend's extends compute all rows of a sequence and drop the old ones: almost
         # all of them in a draft model's or a head's extend by a few tokens.
-        self._has_windows = model_runner.sliding_window_size is not None
-        self._narrow_extends = model_runner.is_draft_worker and not self._has_windows
-        self._parts: Sequence[AttentionPart] = ()
+        self._narrow_extends = model_runner.is_draft_worker or self._serves_all
+        self.attend_in(())
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        table, spec_info = self.req_to_token_pool.req_to_token, forward_batch.spec_info
-        is_stock = isinstance(spec_info, ParseVerifyInput) and spec_info.is_stock
-        self._parts = (
-            ()
-            if self._has_windows and is_stock
-            else _masked_parts(forward_batch, table, self._narrow_extends)
-        )
+        table = self.req_to_token_pool.req_to_token
+        parts = _masked_parts(forward_batch, table, self._narrow_extends)
+        if self._serves_all and forward_batch.forward_mode.is_decode():
+            lengths = forward_batch.seq_lens.tolist()
+            parts = _parts_of(forward_batch, table, _causal_masks([1] * len(lengths), lengths))
+        is_masked = getattr(forward_batch.spec_info, "custom_mask", None) is not None
+        self.attend_in(parts, in_order=not is_masked)
 
-    def attend_in(self, parts: Sequence[AttentionPart]) -> None:
-        self._parts = parts
+    def attend_in(self, parts: Sequence[AttentionPart], *, in_order: bool = False) -> None:
+        """``in_order``: keys are in the order of their positions, and rows are the last ones."""
+        self._parts, self._in_order = parts, in_order
+        self._windowed: dict[int, Sequence[AttentionPart]] = {}
 
     def forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         forward = self._forward_parts if self._parts else super().forward_extend
@@ -83,33 +102,52 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         layer: Any,
         forward_batch: Any,
         save_kv_cache: bool = True,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if getattr(layer, "sliding_window_size", None) not in (None, -1):
-            raise NotImplementedError(
-                f"speculation with sliding window {layer.sliding_window_size} on torch_native; "
-                "use models with full attention"
-            )
-        if save_kv_cache:
+        """``sinks``: [heads] scores of a token of the softmax that has no value."""
+        if save_kv_cache and k is not None:
             loc = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
             self.token_to_kv_pool.set_kv_buffer(layer, loc, k, v)
-        return self._attend(q, layer)
+        return self._attend(q, layer, sinks)
 
-    def _attend(self, q: torch.Tensor, layer: Any) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, layer: Any, sinks: torch.Tensor | None) -> torch.Tensor:
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         output = q.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        for part in self._parts:
+        for part in self._seen_by(layer):
+            seen = [
+                buffer.index_select(0, part.kv_slots).transpose(0, 1).to(q.dtype)
+                for buffer in (keys, values)
+            ]
+            bias = None if part.bias is None else part.bias.to(q.dtype)
+            if sinks is not None:
+                seen = [pad(one, (0, 0, 0, 1)) for one in seen]
+                column = sinks.to(q.dtype).view(-1, 1, 1).expand(-1, len(bias), 1)
+                bias = torch.cat((bias.expand(len(sinks), -1, -1), column), -1)
             attended = scaled_dot_product_attention(
                 query[part.rows].transpose(0, 1).unsqueeze(0),
-                keys.index_select(0, part.kv_slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
-                values.index_select(0, part.kv_slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
-                attn_mask=None if part.bias is None else part.bias.to(q.dtype),
+                *(one.unsqueeze(0) for one in seen),
+                attn_mask=bias,
                 scale=layer.scaling,
                 enable_gqa=layer.tp_q_head_num != layer.tp_k_head_num,
             )
             output[part.rows] = attended.squeeze(0).transpose(0, 1)
         return output.view(query.shape[0], -1)
+
+    def _seen_by(self, layer: Any) -> Sequence[AttentionPart]:
+        window = getattr(layer, "sliding_window_size", None)
+        if window in (None, -1):
+            return self._parts
+        if not self._in_order:
+            raise NotImplementedError(
+                f"speculation with sliding window {window} on torch_native; "
+                "use models with full attention"
+            )
+        if window not in self._windowed:  # the same in every layer
+            pool = self.token_to_kv_pool if self.use_sliding_window_kv_pool else None
+            self._windowed[window] = [part.within(window, pool) for part in self._parts]
+        return self._windowed[window]
 
 
 def _masked_parts(
@@ -134,6 +172,13 @@ def _masked_parts(
         )
     else:
         return []
+    return _parts_of(forward_batch, req_to_token, masks)
+
+
+def _parts_of(
+    forward_batch: Any, req_to_token: torch.Tensor, masks: Sequence[torch.Tensor]
+) -> list[AttentionPart]:
+    """Returns one part per request, of its mask, bool [rows, kv_len]."""
     parts, start = [], 0
     for request, mask in zip(forward_batch.req_pool_indices, masks, strict=True):
         num_rows, kv_len = mask.shape

@@ -21,6 +21,8 @@ YARN |= {"beta_fast": 32, "beta_slow": 1}
 TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
 """As SGLang loads Gemma. Larger embeddings would make it repeat its input: its layers' outputs are
 normalized, so that they do not depend on this."""
+WINDOWS = {"num_hidden_layers": 4, "sliding_window": 16}
+WINDOWS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
 UNFUSED = ("--disable-shared-experts-fusion",)
 
 
@@ -61,4 +63,9 @@ TINY = {
         config="Gemma3Text",
     ),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
+    "gpt-oss": Tiny(
+        "GptOss",
+        WINDOWS | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
+        ("--moe-runner-backend", "triton"),
+    ),
 }
