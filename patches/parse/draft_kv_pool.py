@@ -59,6 +59,11 @@ def kv_bytes_per_token(
     if attention_of(model) is Attention.LATENT:  # one head, on every rank
         size = calculate_mla_kv_cache_dim(model_config=model, kv_cache_dtype=dtype)
         return size * model.num_hidden_layers * dtype.itemsize
+    if model.is_hybrid_swa:  # all slots in both pools (the patch ``draft_models``)
+        head_dims = model.head_dim + model.v_head_dim, model.swa_head_dim + model.swa_v_head_dim
+        full = len(model.full_attention_layer_ids) * model.get_num_kv_heads(tp_size)
+        windows = len(model.swa_attention_layer_ids) * model.get_swa_num_kv_heads(tp_size)
+        return (full * head_dims[0] + windows * head_dims[1]) * dtype.itemsize
     return dflash_draft_cell_size_per_token(
         draft_model_config=model,
         draft_num_layers=model.num_hidden_layers,

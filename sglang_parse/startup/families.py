@@ -109,7 +109,8 @@ FAMILIES = (
         "gpt-oss-20b, which pays little alone",
         UNASKED,
     ),
-    Family("Gemma 4, MiMo-V2, Step 3.5 and others with such windows", (), Attention.POOLS),
+    Family("Gemma 4", ("Gemma4ForConditionalGeneration",), Attention.POOLS, ON_CPU, judges=UNASKED),
+    Family("MiMo-V2, Step 3.5 and others with such windows", (), Attention.POOLS),
     Family("Llama 4", (), Attention.CHUNKS),
     Family("DeepSeek V3.2 and V4, GLM-5, MiniMax M3", (), Attention.SPARSE),
     Family(

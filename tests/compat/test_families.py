@@ -26,7 +26,7 @@ def test_a_served_family_is_one_that_servers_of_tests_have():
     from sglang_parse.attention.support import Attention
     from sglang_parse.startup.families import FAMILIES
 
-    tested = {f"{tiny.name}ForCausalLM" for tiny in TINY.values()}
+    tested = {tiny.architecture for tiny in TINY.values()}
     served = {
         name
         for family in FAMILIES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,34 @@ UNFUSED = ("--disable-shared-experts-fusion",)
 @dataclass(frozen=True)
 class Tiny:
     """A family's classes in transformers (``nameConfig`` and ``nameForCausalLM``), its sizes, and
-    flags that its servers need. ``config``: the name of its configuration if it is another."""
+    flags that its servers need.
+
+    ``config``: the name of its configuration if it is another; ``whole``: the class of the model
+    that the text model is a part of.
+    """
 
     name: str
     sizes: dict[str, Any]
     flags: tuple[str, ...] = ()
     config: str = ""
+    whole: str = ""
+
+    @property
+    def architecture(self) -> str:
+        return self.whole or f"{self.name}ForCausalLM"
 
     def pair(self, folder: Path) -> tuple[Path, Path]:
         """A target and a noisy copy as its draft."""
-        names = (f"{self.config or self.name}Config", f"{self.name}ForCausalLM")
-        kind = tuple(getattr(transformers, name) for name in names)
+        config = getattr(transformers, f"{self.config or self.name}Config")
+        if self.whole:
+            config = partial(_whole_config, config)
+        kind = (config, getattr(transformers, self.architecture))
         return make_pair(folder, PairShape(seed=5, noise=0.01), kind=kind, **self.sizes)
+
+
+def _whole_config(config: Any, **sizes: Any) -> Any:
+    """Of a model with images or audio, without the parts for these."""
+    return config(text_config=sizes, tie_word_embeddings=sizes["tie_word_embeddings"])
 
 
 TINY = {
@@ -61,6 +78,20 @@ TINY = {
             **TIED,
         },
         config="Gemma3Text",
+    ),
+    "gemma-4": Tiny(
+        "Gemma4",
+        {
+            **WINDOWS,
+            # Layers without a window have other heads.
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            **TIED,
+        },
+        ("--language-model-only",),
+        whole="Gemma4ForConditionalGeneration",
     ),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
     "gpt-oss": Tiny(
