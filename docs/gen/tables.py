@@ -212,7 +212,7 @@ QUESTIONS_ARE_FOR = {
     "tokens",
     "llama3": "Llama 3 to 3.3",
     "mistral": "Mistral Instruct",
-    "gemma": "Gemma (the first one; later ones have sliding windows, which PARSE refuses)",
+    "gemma": "Gemma (the first one; questions about later ones, with sliding windows, are refused)",
 }
 
 

@@ -95,8 +95,8 @@ PATCH = Patch(
     why="SGLang divides the free memory by the bytes of one slot in the target's KV pool, and "
     "adds a draft's pool only for its own algorithms. Under PARSE the KV of the draft model and "
     "of an EAGLE-3 head came on top: out of memory at start. Without a prefix cache it sizes the "
-    "window pool of a target with two for the eviction interval times the draft tokens per request, "
-    "which is meant for steps of a few: 155,776 slots a request for passes of 1,217.",
+    "window pool of a target with two for the eviction interval times the draft tokens, which is "
+    "meant for steps of a few: 155,776 slots a request for passes of 1,217.",
     how="adds their bytes per slot, for PARSE's target only, by SGLang's own formula for draft "
     "models and in the dtype that SGLang resolves for a draft. A request's window is sized for the "
     "interval and two passes.",

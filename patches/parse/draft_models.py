@@ -53,8 +53,8 @@ PATCH = Patch(
     "with windows (gpt-oss, Gemma 4) would share the slots of the target's window pool: when the "
     "draft model is prefilled, those of tokens before the target's window are freed already.",
     how="under PARSE a draft model, or an EAGLE-3 head, keeps the architecture and the layers of "
-    "its config.json. All of its KV is in one pool; where windows have other heads (Gemma 4), in two "
-    "of the target's larger one's size, as SGLang gives an MTP head with windows.",
+    "its config.json. Its KV is in one pool; where windows have other heads (Gemma 4), in two of "
+    "the size of the target's larger one, as SGLang gives an MTP head with windows.",
     upstream="not reported; `STANDALONE` renames its draft models, too",
     removed_when="SGLang renames the draft models of the algorithms that use MTP heads only.",
 )

@@ -122,7 +122,7 @@ def validate_server_args(server_args: Any) -> None:
     if block.has_head:
         check_draft_head(server_args, config, draft, target.context_len)
     pass_layout(server_args, config, target, block.size)
-    _check_pools(server_args, target)
+    _check_pools(server_args, target, draft)
     has_head = config.uses_eagle3
     num_steps = check_head(server_args, config, target) if has_head else check_no_head(server_args)
     question = question_for(server_args, tokenizer, config)
@@ -163,13 +163,24 @@ def _check_block_draft(args: Any, draft: Any, has_head: bool) -> None:
     require(attention is Attention.FULL, DRAFT, path, fix, why=why)
 
 
-def _check_pools(args: Any, target: Any) -> None:
-    """Raises AdmissionError for a setting that two KV pools were not seen to run with."""
-    if attention_of(target) is not Attention.POOLS:
+def _check_pools(args: Any, target: Any, draft: Any) -> None:
+    """Raises AdmissionError for a setting that two KV pools were not seen to run with, or where one
+    pool would hold heads of two shapes."""
+    one_pool, others = "disable_hybrid_swa_memory", "windows have other heads than other layers"
+    is_alike = not target.is_hybrid_swa_compress
+    why, fix = f"the target's {others}", "leave it out"
+    require(target.is_hybrid_swa or is_alike, flag_of(one_pool), True, fix, why=why)
+    path, why = args.speculative_draft_model_path, f"its {others}, and the target has one KV pool"
+    fix = "use a draft model with the same heads in all layers"
+    fits = target.is_hybrid_swa or draft is None or not draft.is_hybrid_swa_compress
+    require(fits, DRAFT, path, fix, why=why)
+    if not target.is_hybrid_swa:
         return
-    fix = f"leave it out, or use {flag_of('disable_hybrid_swa_memory')}: KV in one pool"
+    why, fix = f"the target has {Attention.POOLS}", "leave it out"
+    if is_alike:
+        fix = f"{fix}, or use {flag_of(one_pool)}: KV in one pool"
     for name in _ONE_POOL:
-        value, why = getattr(args, name), f"the target has {Attention.POOLS}"
+        value = getattr(args, name)
         require(value in (False, None, "null"), flag_of(name), value, fix, why=why)
     early = envs.SGLANG_OPT_RELEASE_PREFILL_SWA
     why = "it counts iterations for tokens, and an iteration that drafts outputs none"

@@ -109,7 +109,13 @@ FAMILIES = (
         "gpt-oss-20b, which pays little alone",
         UNASKED,
     ),
-    Family("Gemma 4", ("Gemma4ForConditionalGeneration",), Attention.POOLS, ON_CPU, judges=UNASKED),
+    Family(
+        "Gemma 4, text",
+        ("Gemma4ForConditionalGeneration",),
+        Attention.POOLS,
+        ON_CPU,
+        judges=UNASKED,
+    ),
     Family("MiMo-V2, Step 3.5 and others with such windows", (), Attention.POOLS),
     Family("Llama 4", (), Attention.CHUNKS),
     Family("DeepSeek V3.2 and V4, GLM-5, MiniMax M3", (), Attention.SPARSE),
@@ -136,7 +142,9 @@ def row(family: Family) -> tuple[str, ...]:
 def family_of(model: Any) -> Family:
     """Returns the family of a ``ModelConfig``: the one of its class, or "others"."""
     attention, architectures = attention_of(model), set(model.hf_config.architectures)
-    if attention is Attention.WINDOWS and _may_have_pools(model):  # ``--disable-hybrid-swa-memory`` makes one of them
+    if attention is Attention.WINDOWS and _may_have_pools(
+        model
+    ):  # ``--disable-hybrid-swa-memory`` makes one of them
         attention = Attention.POOLS
     alike = [one for one in FAMILIES if one.attention is attention]
     return next((one for one in alike if architectures & {*one.architectures}), alike[-1])

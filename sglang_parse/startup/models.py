@@ -114,11 +114,6 @@ def check_attention(args: Any, target: Any, draft: Any) -> None:
         refuse(TARGET, args.model_path, fix, why=why)
     if draft is not None and (why := refusal(draft, is_draft=True)):
         refuse(DRAFT, args.speculative_draft_model_path, fix, why=why)
-    has_pools = draft is not None and draft.is_hybrid_swa
-    why = "its windows have other heads than its other layers, and the target has one KV pool"
-    fix = "use a draft model with the same heads in all layers"
-    path = args.speculative_draft_model_path
-    require(target.is_hybrid_swa or not has_pools, DRAFT, path, fix, why=why)
 
 
 def check_generation(args: Any, target: Any, _draft: Any) -> None:

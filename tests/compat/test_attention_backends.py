@@ -20,14 +20,14 @@ pytestmark = pytest.mark.compat
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def torch_native(given: PagedPass, *, is_draft_worker: bool, window: int | None = None) -> Any:
+def torch_native(given: PagedPass, *, is_draft_worker: bool) -> Any:
     """The backend of a CPU, which has planned a pass."""
     from sglang_parse.attention.native import MaskedTorchNativeBackend
 
     runner = SimpleNamespace(
         device="cpu",
         is_draft_worker=is_draft_worker,
-        sliding_window_size=window,
+        sliding_window_size=None,
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),
         token_to_kv_pool=given.pool,
     )
@@ -60,13 +60,6 @@ def test_a_causal_pass_is_planned_as_a_prefill(monkeypatch: pytest.MonkeyPatch):
     backend = object.__new__(ParseTritonBackend)
     backend.init_forward_metadata(PagedPass(is_masked=False, layout=CAUSAL).forward_batch)
     assert backend.forward_metadata == "stock"
-
-
-@pytest.mark.parametrize(("window", "is_ours"), [(None, True), (8, False)])
-def test_torch_native_leaves_windows_to_prefills(window: int | None, is_ours: bool):
-    given = PagedPass(is_masked=False, layout=CAUSAL)
-    backend = torch_native(given, is_draft_worker=True, window=window)
-    assert bool(backend._parts) is is_ours
 
 
 @pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
