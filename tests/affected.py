@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 E2E = ROOT / "tests" / "e2e"
-STEP = "exact overlap blocks lengths memory aborts radix multi_turn stops tensor_parallel"
+STEP = "exact overlap blocks lengths memory pools aborts radix multi_turn stops tensor_parallel"
 PROGRAMS = "compare load demo_programs doctor_and_explain documents calibrate train_judge try wheel"
 AFFECTED = {
     # pattern of a path: names of files in tests/e2e; every pattern that matches counts
@@ -36,7 +36,7 @@ AFFECTED = {
     "sglang_parse/engine/v*.py": "heads demo_pair",
     "sglang_parse/engine/trace.py": "heads train_judge try",
     "sglang_parse/engine/b*.py": "lora weight_updates router call_direction",
-    "sglang_parse/attention/*": "as_on_a_gpu exact blocks demo_pair demo_requests families",
+    "sglang_parse/attention/*": "as_on_a_gpu exact blocks demo_pair demo_requests families pools",
     "sglang_parse/telemetry/*": "prometheus requests",
     "sglang_parse/startup/*": "documents options serve calibrate wheel families",
     "sglang_parse/__init__.py": "documents wheel",
@@ -60,7 +60,7 @@ AFFECTED = {
     "sglang_parse/explain/*": "doctor_and_explain explain_page documents",
     "patches/*": "requests malformed fallbacks stops streams aborts logprobs sampling predictions",
     "patches/parse/request_*.py": "extreme_numbers",
-    "patches/cpu/*": "stock_speculative eagle3_continuation lora families",
+    "patches/cpu/*": "stock_speculative eagle3_continuation lora families pools",
     "patches/README.md": "",
     "examples/*": "documents demo_programs router predictions",
     "examples/real/*": "demo_real real_pair",

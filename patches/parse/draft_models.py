@@ -1,14 +1,16 @@
-"""A draft model is served as its own class, with all of its layers (ledger: draft_models)."""
+"""A draft model is served as its own class, with its KV under the target's slot numbers (ledger:
+draft_models)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from sglang_parse.algorithm import names_parse
+from sglang_parse.algorithm import is_parse, names_parse
 from sglang_parse.patches.base import Patch, after, around
 
 _MODEL_CONFIG = "sglang.srt.configs.model_config.ModelConfig"
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 
 
 def _is_draft(config: Any) -> bool:
@@ -25,17 +27,34 @@ def _count_all_layers(_result: None, self: Any) -> None:
         self.num_nextn_predict_layers = None
 
 
+def _use_one_pool(_result: None, self: Any) -> None:
+    # Windows with other heads than the rest of the layers need a pool of their own.
+    if _is_draft(self) and not self.is_hybrid_swa_compress:
+        self.is_hybrid_swa = False
+        self.swa_attention_layer_ids = self.full_attention_layer_ids = None
+
+
+def _keep_all_windows(_result: None, self: Any) -> None:
+    if self.is_draft_worker and is_parse(self.spec_algorithm) and self.model_config.is_hybrid_swa:
+        self.draft_swa_full_capacity = True
+
+
 PATCH = Patch(
     "draft_models",
     {
         f"{_MODEL_CONFIG}._config_draft_model": around(_keep_class),
         f"{_MODEL_CONFIG}._derive_model_shapes": after(_count_all_layers),
+        f"{_MODEL_CONFIG}._derive_hybrid_model": after(_use_one_pool),
+        f"{_CONFIGURATOR}.__post_init__": after(_keep_all_windows),
     },
     why="SGLang takes a draft model of some families (Qwen3-MoE, GLM-4.5, Ernie 4.5 and others) "
     "for the checkpoint of an MTP head: it renames the architecture to the head's, whose forward "
-    "fails without the target's hidden states, and counts the head's layers.",
+    "fails without the target's hidden states, and counts the head's layers. The layers of a draft "
+    "with windows (gpt-oss, Gemma 4) would share the slots of the target's window pool: when the "
+    "draft model is prefilled, those of tokens before the target's window are freed already.",
     how="under PARSE a draft model, or an EAGLE-3 head, keeps the architecture and the layers of "
-    "its config.json.",
+    "its config.json. Its KV is in one pool; where windows have other heads (Gemma 4), in two of "
+    "the size of the target's larger one, as SGLang gives an MTP head with windows.",
     upstream="not reported; `STANDALONE` renames its draft models, too",
     removed_when="SGLang renames the draft models of the algorithms that use MTP heads only.",
 )

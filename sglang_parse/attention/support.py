@@ -24,6 +24,8 @@ class Attention(StrEnum):
     FULL = "full attention"
     LATENT = "latent attention (MLA)"
     WINDOWS = "sliding windows"
+    POOLS = "sliding windows, two KV pools"
+    CHUNKS = "attention in chunks"
     SPARSE = "sparse attention"
     STATES = "linear attention or Mamba layers"
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
@@ -82,8 +83,7 @@ class Schedule:
         SGLang asks up to three times per iteration (launch before sync, capacity check,
         allocation); ``invalidate`` ends the plan's life.
         """
-        cache = batch.tree_cache
-        available = cache.token_to_kv_pool_allocator.available_size() + cache.evictable_size()
+        available = _available_slots(batch.tree_cache)
         planned = self._planned
         if planned is None or planned.available != available or planned.reqs != (*reqs,):
             self._planned = planned = self._plan(batch, reqs, available)
@@ -106,6 +106,7 @@ class Schedule:
 
         Source: ``sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode``.
         """
+        batch.maybe_evict_swa()
         plan = self.plan_iteration(batch, batch.reqs)
         self.invalidate()
         for req, grant in zip(batch.reqs, plan.grants, strict=True):
@@ -185,6 +186,17 @@ class Schedule:
         )
 
 
+def _available_slots(cache: Any) -> int:
+    """Slots that are free, or that ``cache`` would give up: a token takes one of each KV pool."""
+    allocator = cache.token_to_kv_pool_allocator
+    if not cache.supports_swa():
+        return allocator.available_size() + cache.evictable_size()
+    return min(
+        allocator.full_available_size() + cache.full_evictable_size(),
+        allocator.swa_available_size() + cache.swa_evictable_size(),
+    )
+
+
 def _is_plain(req: Req) -> bool:
     state: RequestState | None = getattr(req, "parse_state", None)
     return state is not None and state.phase is Phase.PLAIN
@@ -231,5 +243,5 @@ def free_slots(batch: ScheduleBatch, req: Req, length: int) -> None:
         return
     table = batch.req_to_token_pool.req_to_token
     slots = table[req.kv.req_pool_idx, length:allocated].to(torch.int64)
-    batch.tree_cache.token_to_kv_pool_allocator.free(slots)
+    batch.tree_cache.token_to_kv_pool_allocator.free_segment(slots, start_pos=length)
     req.kv.kv_allocated_len = length

@@ -80,6 +80,12 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """SGLang's settings -> (the supported values, the fix for others)."""
 
+_ONE_POOL = (
+    *("enable_hierarchical_cache", "enable_unified_memory", "enable_streaming_session"),
+    *("enable_session_radix_cache", "radix_cache_backend", "disaggregation_mode"),
+)
+"""SGLang's settings that are refused where a target has two KV pools."""
+
 _OF_DRAFTS = frozenset(
     f"speculative_{name}"
     for name in (
@@ -116,6 +122,7 @@ def validate_server_args(server_args: Any) -> None:
     if block.has_head:
         check_draft_head(server_args, config, draft, target.context_len)
     pass_layout(server_args, config, target, block.size)
+    _check_pools(server_args, target, draft)
     has_head = config.uses_eagle3
     num_steps = check_head(server_args, config, target) if has_head else check_no_head(server_args)
     question = question_for(server_args, tokenizer, config)
@@ -154,6 +161,30 @@ def _check_block_draft(args: Any, draft: Any, has_head: bool) -> None:
         fix = f"leave {flag('draft_eagle3_path')} out with it"
     path, why = args.speculative_draft_model_path, f"a draft in blocks, with {attention}"
     require(attention is Attention.FULL, DRAFT, path, fix, why=why)
+
+
+def _check_pools(args: Any, target: Any, draft: Any) -> None:
+    """Raises AdmissionError for a setting that two KV pools were not seen to run with, or where one
+    pool would hold heads of two shapes."""
+    one_pool, others = "disable_hybrid_swa_memory", "windows have other heads than other layers"
+    is_alike = not target.is_hybrid_swa_compress
+    why, fix = f"the target's {others}", "leave it out"
+    require(target.is_hybrid_swa or is_alike, flag_of(one_pool), True, fix, why=why)
+    path, why = args.speculative_draft_model_path, f"its {others}, and the target has one KV pool"
+    fix = "use a draft model with the same heads in all layers"
+    fits = target.is_hybrid_swa or draft is None or not draft.is_hybrid_swa_compress
+    require(fits, DRAFT, path, fix, why=why)
+    if not target.is_hybrid_swa:
+        return
+    why, fix = f"the target has {Attention.POOLS}", "leave it out"
+    if is_alike:
+        fix = f"{fix}, or use {flag_of(one_pool)}: KV in one pool"
+    for name in _ONE_POOL:
+        value = getattr(args, name)
+        require(value in (False, None, "null"), flag_of(name), value, fix, why=why)
+    early = envs.SGLANG_OPT_RELEASE_PREFILL_SWA
+    why = "it counts iterations for tokens, and an iteration that drafts outputs none"
+    require(not early.get(), early.name, early.get(), "leave it out", why=why)
 
 
 def _choose_draft_attention(args: Any, draft: Any) -> None:

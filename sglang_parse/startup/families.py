@@ -23,6 +23,8 @@ WINDOWLESS += ("Ministral3ForCausalLM", "PhiMoEForCausalLM", "Starcoder2ForCausa
 WHY = {
     Attention.LATENT: "which PARSE was not seen to serve in this class",
     Attention.WINDOWS: "which PARSE was not seen to serve in this class",
+    Attention.POOLS: "which PARSE was not seen to serve in this class",
+    Attention.CHUNKS: "which PARSE was not seen to serve",
     Attention.SPARSE: "which selects other tokens for a question than for the answer",
     Attention.STATES: "whose state cannot return to an earlier token",
 }
@@ -108,11 +110,24 @@ FAMILIES = (
         "Command R7B",
         UNREAD,
     ),
+    Family("Exaone 4", (), Attention.WINDOWS),
     Family(
-        "Gemma 4, gpt-oss, Exaone 4, MiMo, Llama 4",
-        (),
-        Attention.WINDOWS,
+        "gpt-oss",
+        ("GptOssForCausalLM",),
+        Attention.POOLS,
+        ON_CPU,
+        "gpt-oss-20b, which pays little alone",
+        UNASKED,
     ),
+    Family(
+        "Gemma 4, text",
+        ("Gemma4ForConditionalGeneration",),
+        Attention.POOLS,
+        ON_CPU,
+        judges=UNASKED,
+    ),
+    Family("MiMo-V2, Step 3.5 and others with such windows", (), Attention.POOLS),
+    Family("Llama 4", (), Attention.CHUNKS),
     Family("DeepSeek V3.2 and V4, GLM-5, MiniMax M3", (), Attention.SPARSE),
     Family(
         "Qwen3-Next, Qwen3.5, Granite 4, Falcon-H1, Nemotron-H, LFM2, Kimi Linear",
@@ -139,6 +154,8 @@ def row(family: Family) -> tuple[str, ...]:
 def family_of(model: Any) -> Family:
     """Returns the family of a ``ModelConfig``: the one of its class, or "others"."""
     attention, architectures = attention_of(model), set(model.hf_config.architectures)
+    if attention is Attention.WINDOWS and _may_have_pools(model):
+        attention = Attention.POOLS  # ``--disable-hybrid-swa-memory`` makes one of them
     alike = [one for one in FAMILIES if one.attention is attention]
     return next((one for one in alike if architectures & {*one.architectures}), alike[-1])
 
@@ -160,19 +177,29 @@ def attention_of(model: Any) -> Attention:
         return Attention.SPARSE
     if model.attention_arch is sglang.AttentionArch.MLA:
         return Attention.LATENT
+    if getattr(text, "attention_chunk_size", None):
+        return Attention.CHUNKS
+    if model.is_hybrid_swa:
+        return Attention.POOLS
     window = getattr(text, "sliding_window", None)
     uses_window = getattr(text, "use_sliding_window", window is not None)
     uses_window = uses_window and not {*config.architectures} & {*WINDOWLESS}
-    has_windows = model.is_hybrid_swa or (window and uses_window)
+    has_windows = _may_have_pools(model) or (window and uses_window)
     has_windows = has_windows or getattr(text, "loop_window_size", None)  # of later passes
     return Attention.WINDOWS if has_windows else Attention.FULL
+
+
+def _may_have_pools(model: Any) -> bool:
+    """Whether SGLang gives the class two KV pools unless ``--disable-hybrid-swa-memory`` is set."""
+    from sglang.srt.configs.model_config import is_hybrid_swa_model
+
+    return is_hybrid_swa_model(model.hf_config.architectures, model.hf_text_config)
 
 
 def refusal(model: Any, *, is_draft: bool) -> str:
     """Describes why a ``ModelConfig`` is refused; "" if it is served."""
     family = family_of(model)
-    # A draft's rows are causal. It is prefilled after the target, when a second pool's are freed.
-    has_one_pool = family.attention is Attention.WINDOWS and not model.is_hybrid_swa
-    if family.seen or (is_draft and has_one_pool):
+    # A draft's rows are causal, and its KV is in one pool (the patch ``draft_models``).
+    if family.seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
         return ""
     return f"a {model.hf_config.architectures[0]} with {family.attention}, {WHY[family.attention]}"

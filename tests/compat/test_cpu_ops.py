@@ -375,15 +375,18 @@ def cache():
 def _layer(**changes):
     shape = {"tp_q_head_num": HEADS, "tp_k_head_num": KV_HEADS, "qk_head_dim": DIM}
     fixed = {"layer_id": 0, "v_head_dim": DIM, "scaling": DIM**-0.5, "sliding_window_size": -1}
-    return SimpleNamespace(**shape, **fixed, **changes)
+    return SimpleNamespace(**shape, **fixed | changes)
 
 
-def _attention(query, keys, values):
-    """One row [HEADS, DIM] over keys [n, KV_HEADS, DIM], head by head."""
+def _attention(query, keys, values, sinks=None):
+    """One row [HEADS, DIM] over keys [n, KV_HEADS, DIM], head by head; ``sinks``: [HEADS]."""
     heads = []
     for head in range(HEADS):
         group = head // (HEADS // KV_HEADS)
-        weights = (keys[:, group] @ query[head] / DIM**0.5).softmax(0)
+        scores = keys[:, group] @ query[head] / DIM**0.5
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[head].view(1)))
+        weights = scores.softmax(0)[: len(keys)]
         heads.append(weights @ values[:, group])
     return torch.cat(heads)
 
@@ -500,7 +503,52 @@ def test_draft_steps_attend_to_the_prefix_and_their_branch(cache):
             torch.testing.assert_close(output[row], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_sliding_window_is_refused(cache):
+WINDOW = 3
+
+
+@pytest.mark.parametrize("has_pools", [True, False], ids=["two-pools", "one-pool"])
+@pytest.mark.parametrize(("mode", "num"), [("EXTEND", 4), ("DECODE", 1)])
+def test_windows_and_sinks(cache, mode, num, has_pools):
+    """In two pools a layer with a window reads its own slots, and none of a token before it."""
+    from sglang_parse.attention.native import MaskedTorchNativeBackend
+
+    cache.sliding_window_size = WINDOW
+    requests, kv_lens = [1, 3], [9, 4]
+    first = [max(0, length - num - WINDOW) for length in kv_lens]
+    own = [cache.table[r, a:n].long() for r, a, n in zip(requests, first, kv_lens, strict=True)]
+    mapping = torch.zeros(SLOTS, dtype=torch.int64)
+    mapping[torch.cat(own)] = torch.randperm(SLOTS - 1)[: len(torch.cat(own))] + 1
+    cache.table.masked_fill_(cache.table == 0, 1)
+    cache.keys[0] = cache.values[0] = torch.nan
+    cache.token_to_kv_pool.translate_loc_from_full_to_swa = lambda slots: mapping[slots.long()]
+    batch = _forward_batch(
+        mode,
+        spec_info=None,
+        req_pool_indices=torch.tensor(requests),
+        seq_lens=torch.tensor(kv_lens),
+        extend_seq_lens=torch.tensor([num, num]),
+        out_cache_loc=torch.cat([slots[-num:] for slots in own]),
+    )
+    backend, sinks = MaskedTorchNativeBackend(cache), torch.randn(HEADS)
+    backend.use_sliding_window_kv_pool = has_pools
+    backend.init_forward_metadata(batch)
+    forward = backend.forward_extend if mode == "EXTEND" else backend.forward_decode
+    for window in (-1, WINDOW):
+        q, k, v = _rows(2 * num)
+        layer = _layer(sliding_window_size=window)
+        output = forward(q, k, v, layer, batch, save_kv_cache=False, sinks=sinks)
+        for row in range(2 * num):
+            i, place = divmod(row, num)
+            position = kv_lens[i] - num + place
+            start = 0 if window < 0 else max(0, position - WINDOW)
+            slots = cache.table[requests[i], start : position + 1].long()
+            slots = mapping[slots] if has_pools and window > 0 else slots
+            seen = cache.keys[slots], cache.values[slots]
+            expected = _attention(q[row].view(HEADS, DIM), *seen, sinks)
+            torch.testing.assert_close(output[row], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_sliding_window_under_a_mask_is_refused(cache):
     from sglang_parse.attention.native import AttentionPart, MaskedTorchNativeBackend
 
     backend = MaskedTorchNativeBackend(cache)

@@ -101,6 +101,8 @@ def test_a_slot_counts_in_every_pool_that_shares_it(monkeypatch):
         ParseConfig(**settings).to_env(environ)
         monkeypatch.setenv(ENV_VAR, environ[ENV_VAR])
         assert _add_drafts(1000, None, kvc) == 1000 + both + slot_bytes("eagle3")
+        # What SGLang adds to a slot of the larger one of two pools.
+        assert draft_kv_pool._with_drafts(0, kvc) == both + slot_bytes("eagle3")
         kvc.is_draft_worker = True
         assert _add_drafts(1000, None, kvc) == 1000
         kvc.is_draft_worker, kvc.spec_algorithm = False, SpeculativeAlgorithm.STANDALONE
@@ -217,6 +219,27 @@ def test_buffers_are_sized_for_plain_decode_steps(monkeypatch: pytest.MonkeyPatc
         )
         assert [getattr(spec, name) for name in names] == [1217, 1217]
     assert seen == [[None, None], [1217, 1217]]
+
+
+def test_a_window_pool_holds_two_passes_per_request(monkeypatch: pytest.MonkeyPatch):
+    """Not the eviction interval times the tokens of a pass, as with other algorithms."""
+    from sglang.srt.runtime_context import _ConfigBag
+
+    from sglang_parse.patches.parse import draft_kv_pool
+
+    spec = _ConfigBag("spec")
+    for name in ("speculative_num_draft_tokens", "max_speculative_num_draft_tokens"):
+        spec._set(name, 1217)
+    monkeypatch.setattr(draft_kv_pool, "get_spec", lambda: spec)
+    schedule = SimpleNamespace(max_running_requests=8)
+    monkeypatch.setattr(draft_kv_pool, "get_schedule", lambda: schedule)
+    found = {}
+    for algorithm in ("PARSE", "EAGLE3"):
+        spec._set("speculative_algorithm", algorithm)
+        found[algorithm] = draft_kv_pool._count_passes(
+            lambda *, window: 128 * spec.speculative_num_draft_tokens + window, window=127
+        )
+    assert found == {"PARSE": 128 + 127 + 2 * 1217 * 8, "EAGLE3": 128 * 1217 + 127}
 
 
 def test_graphs_capture_hidden_states_for_an_eagle3_head(monkeypatch: pytest.MonkeyPatch):

@@ -175,7 +175,9 @@ class Client:
         self.wait_idle()
         self.flush()
         state = self.state()
-        assert state["probe"]["free_slots"] == state["memory_usage"]["token_capacity"]
+        free, capacity = state["probe"], state["memory_usage"]
+        assert free["free_slots"] == capacity["token_capacity"]
+        assert free["free_window_slots"] in (None, capacity["token_capacity_swa"])
         assert self.used_slots() == 0
 
     def used_slots(self) -> int:

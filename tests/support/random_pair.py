@@ -63,8 +63,10 @@ def make_pair(
     paths = []
     for name, noise in (("target", 0.0), ("draft", shape.noise)):
         with torch.no_grad():
-            for parameter in model.parameters():
+            for key, parameter in model.named_parameters():
                 parameter.add_(torch.randn_like(parameter) * parameter.std() * noise)
+                if key.endswith("sinks"):
+                    parameter.copy_(parameter.bfloat16())  # as SGLang stores them
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
         paths.append(folder / name)

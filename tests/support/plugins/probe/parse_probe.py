@@ -184,9 +184,19 @@ class Probe:
             },
             "forwards": dict(self.forwards),
             "custom_masks": dict(self.custom_masks),
-            "free_slots": scheduler.token_to_kv_pool_allocator.available_size(),
+            **self._free_slots(scheduler.token_to_kv_pool_allocator),
         }
         return result
+
+    def _free_slots(self, allocator: Any) -> dict[str, int | None]:
+        """Of the pool, or of both: that of full attention, and that of windows."""
+        if not hasattr(allocator, "swa_available_size"):
+            return {"free_slots": allocator.available_size(), "free_window_slots": None}
+        window_slots = allocator.swa_available_size()
+        return {
+            "free_slots": allocator.full_available_size(),
+            "free_window_slots": window_slots,
+        }
 
     def _tree(self, scheduler: Any) -> list[dict[str, Any]]:
         """Every path a later request could reuse: its slots, and what KV is in them."""

@@ -1,0 +1,106 @@
+"""Targets with two KV pools: full attention's, and a smaller one of what is in the windows.
+
+Both are too small for what is sent. Windows are 16 tokens, and slots leave theirs every 4 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_parse.client.servers import awake
+from support.client import Client, ids_of, parse_info, random_prompts, retractions
+from support.families import TINY
+from support.models import load_model
+from support.servers import OVERLAP, SEED, Start, parse_flags
+
+NEW_TOKENS, AT_A_TIME = 56, 8
+TRACE = {"drafting": "always", "trace": True}
+PLAIN = {"enabled": False}
+TOKEN = (*("--parse-verification", "token", "--parse-draft-tokens", "8"), *SEED)
+TIGHT = ("--max-total-tokens", "560", "--swa-full-tokens-ratio", "0.5")
+"""560 slots, 280 of them for windows."""
+CHUNKS = ("--chunked-prefill-size", "64")
+SERVERS = {
+    "pages": (*TIGHT, *CHUNKS, "--page-size", "4"),
+    "overlap": (*TIGHT, *CHUNKS, *OVERLAP),
+    "no-cache": (*CHUNKS, *OVERLAP, "--max-total-tokens", "560", "--disable-radix-cache"),
+    "one-pool": ("--max-total-tokens", "400", *CHUNKS, "--disable-hybrid-swa-memory"),
+}
+MORE = pytest.mark.nightly("tests/e2e/test_pools.py::test_many_at_a_time")
+CASES = [
+    ("gpt-oss", "pages"),
+    *(pytest.param(("gpt-oss", kind), marks=MORE) for kind in ("overlap", "no-cache", "one-pool")),
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def tight(
+    request: pytest.FixtureRequest, start_server: Start, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Client, Path]]:
+    """In token mode, with drafts of a noisy copy."""
+    name, kind = request.param
+    pair = TINY[name].pair(tmp_path_factory.mktemp(name))
+    with pytest.MonkeyPatch.context() as environ:
+        # Admits more requests than fit.
+        environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
+        environ.setenv("SGLANG_SWA_EVICTION_INTERVAL", "4")
+        environ.setenv("SGLANG_TEST_RETRACT_INTERVAL", "5")
+        flags = parse_flags(pair, *TOKEN, *SERVERS[kind], *TINY[name].flags)
+        server = start_server(f"{kind}-{name}", *flags)
+    with awake(server):
+        yield Client.of(server), pair[0]
+
+
+def test_longer_than_the_window_pool(tight: tuple[Client, Path]):
+    """Alone it would not fit if slots did not leave the window; those of the prompt do, too."""
+    client, target = tight
+    prompt = random_prompts(1, 61, longest=120)[0]
+    client.flush()
+    limit = {"max_new_tokens": 380 - len(prompt), "ignore_eos": True}
+    answer = client.generate(prompt, **limit, parse=TRACE)
+    ids = prompt + answer["output_ids"]
+    assert len(ids) == 380
+    assert parse_info(answer)["accepted_tokens"] > 0
+    with torch.no_grad():
+        chosen = load_model(target)(torch.tensor([ids])).logits[0].argmax(-1)
+    assert chosen[len(prompt) - 1 : -1].tolist() == answer["output_ids"]
+    client.assert_nothing_lost()
+
+
+@pytest.mark.parametrize("is_forced", [False, True], ids=["pool", "retraction"])
+def test_many_at_a_time(tight: tuple[Client, Path], is_forced: bool):
+    """Too many for the pools; retractions every few iterations, too, where they are forced."""
+    client, _ = tight
+    limit = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    prompts = random_prompts(10, 71)
+    expected = client.generate_all(prompts, 1, **limit, parse=PLAIN)
+    with retractions(client, is_forced):
+        answers = client.generate_all(prompts, AT_A_TIME, **limit, parse=TRACE)
+    assert ids_of(answers) == ids_of(expected)
+    infos = [parse_info(answer) for answer in answers]
+    num_retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
+    assert num_retractions + sum(info["kv_truncated_drafts"] for info in infos) > 0
+    assert num_retractions > 0 or not is_forced
+    accepted = [sum(info[key] for info in infos) for key in ("accepted_tokens", "drafted_tokens")]
+    assert 0 < accepted[0] < accepted[1]
+    client.assert_nothing_lost()
+
+
+def test_turns(tight: tuple[Client, Path]):
+    """What left the window is not in the prefix cache, and what is found there is right."""
+    client, _ = tight
+    limit = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    prompts, tails = random_prompts(6, 81), random_prompts(6, 82, longest=12)
+    found = []
+    for options, at_a_time in ((PLAIN, 1), (TRACE, 3)):
+        client.flush()
+        turns = client.generate_all(prompts, at_a_time, **limit, parse=options)
+        ids = [[*p, *t["output_ids"], *e] for p, t, e in zip(prompts, turns, tails, strict=True)]
+        turns += client.generate_all(ids, at_a_time, **limit, parse=options)
+        found.append(ids_of(turns))
+    assert found[1] == found[0]
+    client.assert_nothing_lost()
