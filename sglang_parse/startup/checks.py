@@ -31,7 +31,7 @@ from sglang_parse.attention.support import (
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
-from sglang_parse.startup.families import attention_of, family_of
+from sglang_parse.startup.families import attention_of, usual_drafts
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
     DRAFT,
@@ -53,13 +53,20 @@ logger = logging.getLogger(__name__)
 
 _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "is_embedding": ((False,), "start it without PARSE, which speeds up generation"),
-    "pp_size": ((1,), "PARSE runs without pipeline parallelism"),
-    "attn_dp_size": ((1,), "leave it and --enable-dp-attention out: PARSE runs without both"),
+    "pp_size": ((1,), "use --tp-size over the same GPUs: PARSE runs no pipeline"),
+    "attn_dp_size": (
+        (1,),
+        "leave it and --enable-dp-attention out: use --tp-size alone, or several servers behind a "
+        "router (examples/router)",
+    ),
     "attn_cp_size": ((1,), "PARSE runs without context parallelism"),
     "dcp_size": ((1,), "PARSE runs without context parallelism"),
     "enable_prefill_cp": ((False,), "PARSE runs without context parallelism"),
     "moe_dp_size": ((1,), "PARSE runs without data parallelism inside a model"),
-    "disaggregation_mode": (("null", None), "PARSE runs prefill and decode in one server"),
+    "disaggregation_mode": (
+        ("null", None, "decode"),
+        "start it without PARSE, which drafts on the decode server",
+    ),
     "decoupled_spec_role": (("null",), "PARSE drafts and verifies in one server"),
     "enable_return_hidden_states": ((False,), "PARSE returns no hidden states"),
     "enable_return_routed_experts": ((False,), "PARSE returns no routed experts"),
@@ -79,6 +86,19 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "moe_dense_tp_size": ((None,), "leave it out: dense layers are sharded as all others"),
 }
 """SGLang's settings -> (the supported values, the fix for others)."""
+
+DECODE = "decode"
+_UNSEEN = "leave it out: PARSE was not seen to decode with it"
+_ON_A_DECODE_SERVER: dict[str, tuple[tuple[Any, ...], str]] = {
+    "disaggregation_decode_enable_radix_cache": ((False,), _UNSEEN),
+    "disaggregation_decode_enable_offload_kvcache": ((False,), _UNSEEN),
+    "disaggregation_decode_retraction_backup": (("cpu_tensor",), "use cpu_tensor"),
+    "disaggregation_decode_host_receive_threshold": ((1,), _UNSEEN),
+    "disaggregation_decode_allocation_policy": (("early",), _UNSEEN),
+    "enable_hierarchical_cache": ((False,), _UNSEEN),
+    "enable_lora": ((False, None), _UNSEEN),
+}
+"""The same, for a server of PD disaggregation that only decodes."""
 
 _OF_DRAFTS = frozenset(
     f"speculative_{name}"
@@ -108,7 +128,9 @@ def validate_server_args(server_args: Any) -> None:
     check_settings(server_args)
     tokenizer = tokenizer_of(server_args)
     target, draft = check_models(server_args, tokenizer)
-    block = parallel_draft(config, draft)
+    if server_args.disaggregation_mode == DECODE:
+        _check_decode_server(server_args, config, target)
+    block = parallel_draft(config, draft, target)
     if block.size > 1:
         _check_block_draft(server_args, draft, block.has_head)
     if draft is not None:
@@ -121,9 +143,9 @@ def validate_server_args(server_args: Any) -> None:
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
     if draft is None:
-        family, others = family_of(target), " and of the EAGLE-3 head" if has_head else " only"
-        text = "PARSE: no draft model (%s): drafts are texts%s. What can draft for %s: %s"
-        logger.info(text, DRAFT, others, family.name, family.draft)
+        others = " and of the EAGLE-3 head" if has_head else " only"
+        text = "PARSE: no draft model (%s): drafts are texts%s. What can draft %s"
+        logger.info(text, DRAFT, others, usual_drafts(target))
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # The most rows of a draft forward: last committed token, draft and masks.
     lookahead = max(kind.lookahead_rows for kind in block.kinds)
@@ -135,6 +157,19 @@ def validate_server_args(server_args: Any) -> None:
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
     if server_args.tokenizer_worker_num > 1 and not envs.SGLANG_HTTP_SERVER_APP_PATH.is_set():
         envs.SGLANG_HTTP_SERVER_APP_PATH.set("sglang_parse.startup.tokenizer_worker:app")
+
+
+def _check_decode_server(args: Any, config: ParseConfig, target: Any) -> None:
+    """Of PD disaggregation: the target's KV comes from servers that prefill, without PARSE."""
+    if args.disaggregation_decode_retraction_backup is None:
+        args.disaggregation_decode_retraction_backup = "cpu_tensor"
+    _check_values(args, _ON_A_DECODE_SERVER)
+    mode, setting = flag_of("disaggregation_mode"), flag("decode_accelerator")
+    why = "a head reads the target's hidden states of the prompt, which are not transferred"
+    require(not config.uses_eagle3, mode, DECODE, f"leave {setting} out with it", why=why)
+    attention = attention_of(target)
+    fix, why = "leave it out for this target", f"with a target of {attention}"
+    require(attention is Attention.FULL, mode, DECODE, fix, why=f"not seen to run {why}")
 
 
 def check_draft_head(args: Any, config: ParseConfig, draft: Any, context_len: int) -> None:
@@ -201,15 +236,19 @@ def check_settings(args: Any) -> None:
     sizing = envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING
     fix = "set it to 0: it sizes the KV pool without the draft model's KV"
     require(not sizing.get(), sizing.name, sizing.get(), fix)
-    for name, (allowed, fix) in _ALLOWED.items():
-        value = getattr(args, name)
-        require(value in allowed, flag_of(name), value, fix)
+    _check_values(args, _ALLOWED)
     # Any other value would be ignored, or reach an EAGLE-3 head.
     fix = "leave it out: a setting of SGLang's own algorithms"
     for field in record_fields(Spec):
         value = getattr(args, field.name)
         is_ours = field.name in _OF_DRAFTS or value == field.default
         require(is_ours, flag_of(field.name), value, fix)
+
+
+def _check_values(args: Any, allowed: dict[str, tuple[tuple[Any, ...], str]]) -> None:
+    for name, (values, fix) in allowed.items():
+        value = getattr(args, name)
+        require(value in values, flag_of(name), value, fix)
 
 
 def check_port(args: Any) -> None:

@@ -20,10 +20,12 @@ layers of such models than it is told."""
 WHY = {
     Attention.LATENT: "which PARSE was not seen to serve in this class",
     Attention.WINDOWS: "which PARSE was not seen to serve in this class",
-    Attention.SPARSE: "which selects other tokens for a question than for the answer",
+    Attention.SPARSE: "which PARSE was not seen to serve: SGLang runs it on GPUs only",
     Attention.STATES: "whose state cannot return to an earlier token",
 }
 """Attention -> why a model with it is refused unless its family is in the table as seen."""
+MTP = "with SGLang's own --speculative-algorithm EAGLE, which drafts with its MTP layer"
+"""How a model is served instead, where PARSE does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Family:
         seen: how it was seen to run; "" for a family that is refused.
         draft: what can draft for it.
         judges: who can verify its answers.
+        why: it is refused, where ``WHY`` of its attention does not say it; ``instead``: what serves
+            it.
     """
 
     name: str
@@ -44,6 +48,8 @@ class Family:
     seen: str = ""
     draft: str = TEXTS
     judges: str = ANY
+    why: str = ""
+    instead: str = ""
 
 
 FAMILIES = (
@@ -99,7 +105,24 @@ FAMILIES = (
         (),
         Attention.WINDOWS,
     ),
-    Family("DeepSeek V3.2 and V4, GLM-5, MiniMax M3", (), Attention.SPARSE),
+    Family(
+        "DeepSeek V4",
+        ("DeepseekV4ForCausalLM",),
+        Attention.SPARSE,
+        why="whose compressed KV has states of a request that cannot return to an earlier token",
+        instead=MTP,
+    ),
+    Family(
+        "MiniMax M3",
+        ("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
+        Attention.SPARSE,
+    ),
+    Family(
+        "DeepSeek V3.2, GLM-5",
+        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
+        Attention.SPARSE,
+        instead=MTP,
+    ),
     Family(
         "Qwen3-Next, Qwen3.5, Granite 4, Falcon-H1, Nemotron-H, LFM2, Kimi Linear",
         (),
@@ -115,7 +138,7 @@ def row(family: Family) -> tuple[str, ...]:
     """Returns a family's row of the table under ``HEADINGS``, in Markdown."""
     first = (family.name, family.attention)
     if not family.seen:
-        return (*first, "", "", "", f"refused: {family.attention}, {WHY[family.attention]}")
+        return (*first, "", "", "", f"refused: {family.attention}, {_why(family)}")
     layouts = "`causal`, `alias`, `mask`" if family.judges == ANY else "`causal`"
     return (*first, family.judges, layouts, family.draft, family.seen)
 
@@ -125,6 +148,16 @@ def family_of(model: Any) -> Family:
     attention, architectures = attention_of(model), set(model.hf_config.architectures)
     alike = [one for one in FAMILIES if one.attention is attention]
     return next((one for one in alike if architectures & {*one.architectures}), alike[-1])
+
+
+def usual_drafts(model: Any) -> str:
+    """What can draft for a ``ModelConfig``, by its family."""
+    family = family_of(model)
+    return f"for {family.name}: {family.draft}"
+
+
+def _why(family: Family) -> str:
+    return family.why or WHY[family.attention]
 
 
 def attention_of(model: Any) -> Attention:
@@ -157,4 +190,6 @@ def refusal(model: Any, *, is_draft: bool) -> str:
     has_one_pool = family.attention is Attention.WINDOWS and not model.is_hybrid_swa
     if family.seen or (is_draft and has_one_pool):
         return ""
-    return f"a {model.hf_config.architectures[0]} with {family.attention}, {WHY[family.attention]}"
+    name = model.hf_config.architectures[0]
+    known = f"{name} ({family.name})" if name in family.architectures else name
+    return f"a {known} with {family.attention}, {_why(family)}"

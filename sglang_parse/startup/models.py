@@ -17,7 +17,7 @@ from sglang.srt.environ import envs
 
 from sglang_parse.core.block import HEAD_BLOCK, USUAL_BLOCK, BlockKind, block_kinds
 from sglang_parse.core.config import ParseConfig, flag
-from sglang_parse.startup.families import refusal
+from sglang_parse.startup.families import family_of, refusal, usual_drafts
 
 TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
 MAIN, HEAD_KIND = "main", "LlamaForCausalLMEagle3"
@@ -76,18 +76,19 @@ def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
 def read_pair(args: Any) -> tuple[Any, Any]:
     """Returns the ``ModelConfig`` of target and draft, unchecked; None without a draft model."""
     draft_path = args.speculative_draft_model_path
-    fix = "give a small model with the target's tokenizer, or leave the flag out"
-    require(draft_path != "", DRAFT, draft_path, fix)
     if draft_path:
         _check_folder(draft_path, DRAFT)
     target = _read(TARGET, args.model_path, partial(model_config_of, args))
+    fix = "give a small model with the target's tokenizer, or leave the flag out"
+    require(draft_path != "", DRAFT, draft_path, f"{fix} ({usual_drafts(target)})")
     return target, _draft_config(args) if draft_path else None
 
 
 def check_vocabularies(args: Any, target: Any, draft: Any) -> None:
     found, wanted = draft.vocab_size, target.vocab_size
     path, why = args.speculative_draft_model_path, f"{found} tokens, the target has {wanted}"
-    require(found == wanted, DRAFT, path, "use a draft model with the target's vocabulary", why=why)
+    fix = f"use a draft model with the target's vocabulary ({usual_drafts(target)})"
+    require(found == wanted, DRAFT, path, fix, why=why)
 
 
 def check_heads(args: Any, _target: Any, model: Any, name: str = "draft model") -> None:
@@ -106,14 +107,14 @@ def check_contexts(args: Any, target: Any, draft: Any) -> None:
 
 def check_attention(args: Any, target: Any, draft: Any) -> None:
     """Raises AdmissionError for a model whose attention PARSE does not serve."""
-    fix = (
-        "use a model that `sglang-parse models` lists as seen, or start without "
-        "--speculative-algorithm PARSE"
-    )
     if why := refusal(target, is_draft=False):
+        instead = family_of(target).instead or "without --speculative-algorithm PARSE"
+        fix = f"use a model that `sglang-parse models` lists as seen, or this one {instead}"
         refuse(TARGET, args.model_path, fix, why=why)
     if draft is not None and (why := refusal(draft, is_draft=True)):
-        refuse(DRAFT, args.speculative_draft_model_path, fix, why=why)
+        fix = f"use it on another server, by {flag('draft_url')}, or another draft model here"
+        path = args.speculative_draft_model_path
+        refuse(DRAFT, path, f"{fix} ({usual_drafts(target)})", why=why)
 
 
 def check_generation(args: Any, target: Any, _draft: Any) -> None:
@@ -175,11 +176,12 @@ class ParallelDraft:
         return f"up to {self.size} tokens, by {source}"
 
 
-def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
+def parallel_draft(config: ParseConfig, draft: Any, target: Any = None) -> ParallelDraft:
     """Returns the parallel drafting that the settings and the draft's ``ModelConfig`` allow.
 
     Args:
         draft: None without a draft model.
+        target: its ``ModelConfig``, to name what could draft for it.
 
     Raises:
         AdmissionError: it is set, and the draft's files name no valid mask token.
@@ -189,7 +191,8 @@ def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
     if draft is None:
         fix = f"leave it out, or give the draft model of this head with {DRAFT}"
         require(not path, head, path, fix, why="a head of a draft model, and there is none")
-        fix = f"leave it out, or give a draft model with {DRAFT}"
+        usual = f" ({usual_drafts(target)})" if target else ""
+        fix = f"leave it out, or give a draft model with {DRAFT}{usual}"
         require(size in (None, 1), setting, size, fix)
         return ParallelDraft()
     named = {key: getattr(draft.hf_config, key, None) for key in MASK_TOKEN_KEYS}
