@@ -28,6 +28,7 @@ from sglang_parse.startup import checks, models
 from sglang_parse.startup.certificates import certified_server, local_folder
 from sglang_parse.startup.families import usual_drafts
 from sglang_parse.startup.judges import check_judge
+from sglang_parse.startup.parallel import parallel_draft
 from sglang_parse.startup.questions import question_for
 
 SMALL_RATIO = 4.0
@@ -141,7 +142,7 @@ class Start:
     def attention(self) -> str:
         args, config = self.args, self.config
         target, draft = self.pair
-        block = models.parallel_draft(config, draft)
+        block = parallel_draft(config, draft)
         layout, why = checks.pass_layout(args, config, target, block.size)
         backends = dict.fromkeys((args.attention_backend, checks.draft_attention(args)))
         overlap = "with" if checks.overlaps(args, config) else "without"
@@ -204,7 +205,7 @@ class Start:
         return f"target {target.context_len:,}, draft {draft.context_len:,} tokens"
 
     def draft_forward(self) -> str:
-        block = models.parallel_draft(self.config, self.draft)
+        block = parallel_draft(self.config, self.draft)
         if block.has_head:
             field, path = "draft_eagle3_path", self.config.draft_eagle3_path
             length = self.pair[0].context_len

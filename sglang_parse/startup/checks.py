@@ -31,6 +31,7 @@ from sglang_parse.attention.support import (
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
+from sglang_parse.startup.disaggregation import DECODE, check_decode_server
 from sglang_parse.startup.families import attention_of, usual_drafts
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
@@ -40,12 +41,12 @@ from sglang_parse.startup.models import (
     check_models,
     check_no_head,
     flag_of,
-    parallel_draft,
     read_pair,
     refuse,
     require,
     tokenizer_of,
 )
+from sglang_parse.startup.parallel import parallel_draft
 from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.prometheus import with_parse_metrics
 
@@ -64,7 +65,7 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_prefill_cp": ((False,), "PARSE runs without context parallelism"),
     "moe_dp_size": ((1,), "PARSE runs without data parallelism inside a model"),
     "disaggregation_mode": (
-        ("null", None, "decode"),
+        ("null", None, DECODE),
         "start it without PARSE, which drafts on the decode server",
     ),
     "decoupled_spec_role": (("null",), "PARSE drafts and verifies in one server"),
@@ -86,19 +87,6 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "moe_dense_tp_size": ((None,), "leave it out: dense layers are sharded as all others"),
 }
 """SGLang's settings -> (the supported values, the fix for others)."""
-
-DECODE = "decode"
-_UNSEEN = "leave it out: PARSE was not seen to decode with it"
-_ON_A_DECODE_SERVER: dict[str, tuple[tuple[Any, ...], str]] = {
-    "disaggregation_decode_enable_radix_cache": ((False,), _UNSEEN),
-    "disaggregation_decode_enable_offload_kvcache": ((False,), _UNSEEN),
-    "disaggregation_decode_retraction_backup": (("cpu_tensor",), "use cpu_tensor"),
-    "disaggregation_decode_host_receive_threshold": ((1,), _UNSEEN),
-    "disaggregation_decode_allocation_policy": (("early",), _UNSEEN),
-    "enable_hierarchical_cache": ((False,), _UNSEEN),
-    "enable_lora": ((False, None), _UNSEEN),
-}
-"""The same, for a server of PD disaggregation that only decodes."""
 
 _OF_DRAFTS = frozenset(
     f"speculative_{name}"
@@ -129,7 +117,7 @@ def validate_server_args(server_args: Any) -> None:
     tokenizer = tokenizer_of(server_args)
     target, draft = check_models(server_args, tokenizer)
     if server_args.disaggregation_mode == DECODE:
-        _check_decode_server(server_args, config, target)
+        check_decode_server(server_args, config, target)
     block = parallel_draft(config, draft, target)
     if block.size > 1:
         _check_block_draft(server_args, draft, block.has_head)
@@ -157,19 +145,6 @@ def validate_server_args(server_args: Any) -> None:
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)
     if server_args.tokenizer_worker_num > 1 and not envs.SGLANG_HTTP_SERVER_APP_PATH.is_set():
         envs.SGLANG_HTTP_SERVER_APP_PATH.set("sglang_parse.startup.tokenizer_worker:app")
-
-
-def _check_decode_server(args: Any, config: ParseConfig, target: Any) -> None:
-    """Of PD disaggregation: the target's KV comes from servers that prefill, without PARSE."""
-    if args.disaggregation_decode_retraction_backup is None:
-        args.disaggregation_decode_retraction_backup = "cpu_tensor"
-    _check_values(args, _ON_A_DECODE_SERVER)
-    mode, setting = flag_of("disaggregation_mode"), flag("decode_accelerator")
-    why = "a head reads the target's hidden states of the prompt, which are not transferred"
-    require(not config.uses_eagle3, mode, DECODE, f"leave {setting} out with it", why=why)
-    attention = attention_of(target)
-    fix, why = "leave it out for this target", f"with a target of {attention}"
-    require(attention is Attention.FULL, mode, DECODE, fix, why=f"not seen to run {why}")
 
 
 def check_draft_head(args: Any, config: ParseConfig, draft: Any, context_len: int) -> None:
@@ -236,19 +211,15 @@ def check_settings(args: Any) -> None:
     sizing = envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING
     fix = "set it to 0: it sizes the KV pool without the draft model's KV"
     require(not sizing.get(), sizing.name, sizing.get(), fix)
-    _check_values(args, _ALLOWED)
+    for name, (allowed, fix) in _ALLOWED.items():
+        value = getattr(args, name)
+        require(value in allowed, flag_of(name), value, fix)
     # Any other value would be ignored, or reach an EAGLE-3 head.
     fix = "leave it out: a setting of SGLang's own algorithms"
     for field in record_fields(Spec):
         value = getattr(args, field.name)
         is_ours = field.name in _OF_DRAFTS or value == field.default
         require(is_ours, flag_of(field.name), value, fix)
-
-
-def _check_values(args: Any, allowed: dict[str, tuple[tuple[Any, ...], str]]) -> None:
-    for name, (values, fix) in allowed.items():
-        value = getattr(args, name)
-        require(value in values, flag_of(name), value, fix)
 
 
 def check_port(args: Any) -> None:

@@ -156,6 +156,12 @@ def usual_drafts(model: Any) -> str:
     return f"for {family.name}: {family.draft}"
 
 
+def instead_of(model: Any) -> str:
+    """What to do instead of serving a ``ModelConfig`` that is refused."""
+    how = family_of(model).instead or "without --speculative-algorithm PARSE"
+    return f"use a model that `sglang-parse models` lists as seen, or this one {how}"
+
+
 def _why(family: Family) -> str:
     return family.why or WHY[family.attention]
 

@@ -208,7 +208,7 @@ def test_the_usual_drafts_of_a_target(
     target = pair[0] if family == "qwen3" else TINY[family].pair(tmp_path)[0]
     launch((target, None), "--parse-verification", "token", ask=False)
     assert any(line.endswith(f"drafts are texts only. What can draft {usual}") for line in shown)
-    message = rf"tokens is .4.*give a draft model with --spec.*\({re.escape(usual)}\)"
+    message = rf"tokens is 4. Fix.*give a draft model with --spec.*\({re.escape(usual)}\)"
     flags = ("--parse-verification", "token", "--parse-draft-parallel-tokens", "4")
     with pytest.raises(Exception, match=message):
         launch((target, None), *flags, ask=False)
@@ -461,10 +461,13 @@ def test_settings_of_disaggregation(pair, flags: tuple[str, ...], message: str):
         launch(pair, *flags)
 
 
-def test_a_decode_server_with_latent_attention(tmp_path: Path):
-    latent = TINY["glm-4.7-flash"].pair(tmp_path)
-    with pytest.raises(Exception, match="is 'decode': not seen to run with a target of latent att"):
-        launch(latent, *DECODE, ask=False)
+def test_a_decode_server_with_another_kind_of_kv(pair, monkeypatch: pytest.MonkeyPatch):
+    from sglang_parse.startup import disaggregation
+
+    states = disaggregation.Attention.STATES
+    monkeypatch.setattr(disaggregation, "attention_of", lambda _: states)
+    with pytest.raises(Exception, match="is 'decode': not seen to run with a target of linear att"):
+        launch(pair, *DECODE)
 
 
 HEAD = DEMO / "eagle3"
@@ -588,7 +591,8 @@ def test_a_head_for_another_draft_model(tmp_path: Path):
 
 def test_a_head_without_its_draft_model():
     from sglang_parse.core.config import ParseConfig
-    from sglang_parse.startup.models import AdmissionError, parallel_draft
+    from sglang_parse.startup.models import AdmissionError
+    from sglang_parse.startup.parallel import parallel_draft
 
     with pytest.raises(AdmissionError, match="is 'head': .*there is none.*give the draft model of"):
         parallel_draft(ParseConfig(draft_eagle3_path="head"), None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ from support.client import (
     retractions,
 )
 from support.disaggregated import SplitClient, split_servers
+from support.families import TINY
 from support.models import load_model
-from support.servers import OVERLAP, SEED, Start, parse_flags
+from support.servers import OVERLAP, SEED, Start, parse_flags, two_ranks_environment
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
 TRACE = {"drafting": "always", "trace": True}
@@ -31,20 +33,35 @@ PLAIN = {"enabled": False}
 TOKEN = ("--parse-verification", "token", "--parse-draft-tokens", "8", *SEED)
 JSON = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 MORE = pytest.mark.nightly("tests/e2e/test_disaggregation.py::test_token_mode")
+KINDS = ("on", "two-ranks", "deepseek-v2", "gemma-3")
 
 
-@pytest.fixture(scope="module", params=["off", pytest.param("on", marks=MORE)])
-def split(
-    request: pytest.FixtureRequest, start_server: Start, pair: tuple[Path, Path]
-) -> Iterator[SplitClient]:
-    """In token mode, without and with the overlap schedule."""
-    more = OVERLAP if request.param == "on" else ()
-    flags = parse_flags(pair, *TOKEN, *more)
-    yield from split_servers(start_server, pair[0], f"decode-{request.param}", *flags)
+@pytest.fixture(scope="module", params=["off", *(pytest.param(k, marks=MORE) for k in KINDS)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Without the overlap schedule, with it, on two ranks, or a family with other attention."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def models(
+    kind: str, pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    return TINY[kind].pair(tmp_path_factory.mktemp(kind)) if kind in TINY else pair
+
+
+@pytest.fixture(scope="module")
+def split(start_server: Start, kind: str, models: tuple[Path, Path]) -> Iterator[SplitClient]:
+    """In token mode."""
+    of_family = TINY[kind].flags if kind in TINY else ()
+    more = {"on": OVERLAP, "two-ranks": ("--tp-size", "2")}.get(kind, of_family)
+    flags = parse_flags(models, *TOKEN, *more)
+    servers = split_servers(start_server, models[0], f"decode-{kind}", flags, of_family)
+    with two_ranks_environment() if kind == "two-ranks" else nullcontext():
+        yield from servers
 
 
 @pytest.mark.parametrize(("concurrency", "count"), [(1, 2), (8, 16)])
-def test_token_mode(split: SplitClient, pair: tuple[Path, Path], concurrency: int, count: int):
+def test_token_mode(split: SplitClient, models: tuple[Path, Path], concurrency: int, count: int):
     prompts = [random_prompts(1, 61 + i)[0] * (1 + 4 * (i % 2)) for i in range(count)]
     expected = split.generate_all(prompts, concurrency, **LIMIT, parse=PLAIN)
     answers = split.generate_all(prompts, concurrency, **LIMIT, parse=TRACE)
@@ -60,7 +77,7 @@ def test_token_mode(split: SplitClient, pair: tuple[Path, Path], concurrency: in
         return
     ids = prompts[0] + answers[0]["output_ids"]
     with torch.no_grad():
-        chosen = load_model(pair[0])(torch.tensor([ids])).logits[0].argmax(-1)
+        chosen = load_model(models[0])(torch.tensor([ids])).logits[0].argmax(-1)
     assert chosen[len(prompts[0]) - 1 : -1].tolist() == answers[0]["output_ids"]
 
 

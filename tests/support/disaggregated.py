@@ -7,7 +7,7 @@ engine.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,6 @@ from support.servers import SEED, Start, plain_flags, plugin
 
 TRANSFER = ("--disaggregation-transfer-backend", "mooncake_tcp")
 DECODE = (*TRANSFER, "--disaggregation-mode", "decode")
-CPU_BACKUP = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
-"""SGLang's other one needs CUDA; under PARSE it is the default."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +43,17 @@ class SplitClient(Client):
 
 
 def split_servers(
-    start_server: Start, target: Path, name: str, *flags: str, prefill_flags: tuple[str, ...] = ()
+    start_server: Start, target: Path, name: str, flags: Sequence[str], of_target: Sequence[str]
 ) -> Iterator[SplitClient]:
-    """A decode server with these flags behind a stock prefill server, both awake.
+    """A decode server behind a stock prefill server, both awake.
 
     Args:
         target: the folder of the prefill server's model.
-        name: the decode server's.
+        flags: the decode server's, of this name; ``of_target``: what this target needs, on both.
     """
     (port,) = free_ports(1)
     bootstrap = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
-    stock = (*plain_flags(target), *SEED, *prefill_flags, *TRANSFER, *bootstrap)
+    stock = (*plain_flags(target), *SEED, *of_target, *TRANSFER, *bootstrap)
     with plugin("local_transfer", HOST_IP="127.0.0.1"):
         prefill = start_server(f"{name}-prefill", *stock)
         decode = start_server(name, *flags, *DECODE)
