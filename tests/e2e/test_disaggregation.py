@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sglang_parse.core.judge import LIKELIHOOD_BIAS, LIKELIHOOD_SCALARS, sigmoid
 from support.client import (
     Client,
     assert_same,
@@ -24,6 +25,7 @@ from support.client import (
 )
 from support.disaggregated import SplitClient, split_servers
 from support.families import TINY
+from support.heads import rows_of
 from support.models import load_model
 from support.servers import OVERLAP, SEED, Start, parse_flags, two_ranks_environment
 
@@ -162,3 +164,29 @@ def test_retracted_requests_go_on_with_their_kv(split: SplitClient):
     assert ids_of(answers) == ids_of(expected)
     assert sum(answer["meta_info"].get("num_retractions", 0) for answer in answers) > 0
     split.assert_nothing_lost()
+
+
+@pytest.fixture(scope="module")
+def judged(start_server: Start, pair: tuple[Path, Path]) -> Iterator[SplitClient]:
+    """With the likelihood as judge."""
+    flags = ("--parse-judge", "likelihood", "--parse-segment", "tokens:3", *SEED)
+    flags = parse_flags(pair, *flags, "--parse-draft-tokens", "12")
+    yield from split_servers(start_server, pair[0], "decode-judged", flags, ())
+
+
+@MORE
+def test_verdicts_are_those_of_transformers(judged: SplitClient, pair: tuple[Path, Path]):
+    """From the first draft on, whose prompt this server has not seen."""
+    model, compared = load_model(pair[0]), 0
+    on_logprob, on_entropy = LIKELIHOOD_SCALARS
+    for prompt in random_prompts(3, 91):
+        answer = judged.generate(prompt, **LIMIT, parse=TRACE)
+        for record in parse_info(answer)["trace"]:
+            before = [*prompt, *answer["output_ids"][: record["output_start"]]]
+            ends = record["prefix_ends"]
+            rows = rows_of(model, before, record["draft_token_ids"][: ends[-1]], ())
+            scores = on_logprob * rows.logprobs + on_entropy * rows.entropies + LIKELIHOOD_BIAS
+            expected = [sigmoid(scores[:end].min()) for end in ends]
+            assert record["verdicts"] == pytest.approx(expected, abs=1e-4)
+            compared += len(ends)
+    assert compared > 10
