@@ -8,6 +8,8 @@ from typing import Any
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo, get_spec
 
+from sglang_parse.context import process_context
+
 NAME = "PARSE"
 
 
@@ -36,6 +38,13 @@ class ParseAlgorithm(CustomSpecAlgo):
         from sglang_parse.engine.overlap import NoOpFutureMap
 
         return NoOpFutureMap(device, self, req_to_token_pool, **kwargs)
+
+    def build_disagg_draft_input(self, batch: Any, _last_ids: Any, _future_map: Any) -> Any:
+        """Begins what another server has prefilled; no draft input came with it."""
+        from sglang_parse.attention.spec_input import ParseDraftInput
+
+        process_context().running_pipeline().take_prefilled(batch)
+        return ParseDraftInput()
 
 
 def is_parse(algorithm: object) -> bool:

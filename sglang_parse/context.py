@@ -47,6 +47,7 @@ class SglangCalls(Protocol):
 
     For each decode iteration:
 
+        ``take_prefilled``                 ``algorithm``, on a server that only decodes
         requests to remove early           patches/parse/whole_batches.py
         ``slots_required``, ``plan``       patches/parse/kv_by_phase.py
         ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
@@ -70,6 +71,9 @@ class SglangCalls(Protocol):
 
     def receive(self, req: Any) -> None:
         """Sets the policy of a new request."""
+
+    def take_prefilled(self, batch: Any) -> None:
+        """Begins the answers of a batch whose prompts another server has prefilled."""
 
     def slots_required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
         """Returns the KV slots that the next iteration of ``requests`` allocates."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.runtime_context import get_serving, get_spec
+from sglang.srt.runtime_context import get_disagg, get_serving, get_spec
 
 from sglang_parse.algorithm import names_parse
 from sglang_parse.core.config import ParseConfig
@@ -20,6 +20,7 @@ def _check_options(tokenized: Any, self: Any, *_: Any, **__: Any) -> None:
             host=get_serving().host,
             vocab_size=self.model_config.vocab_size,
             returns_logprobs=getattr(tokenized, "return_logprob", False),
+            prefills=get_disagg().disaggregation_mode == "null",
         )
 
 

@@ -112,6 +112,7 @@ class RequestOptions(BaseModel):
         host: str,
         vocab_size: int,
         returns_logprobs: bool,
+        prefills: bool = True,
     ) -> RequestOptions:
         """Reads the options of a request that a server is to serve.
 
@@ -119,6 +120,7 @@ class RequestOptions(BaseModel):
             host: the address that the server listens on.
             vocab_size: the target's.
             returns_logprobs: the request asks for log probabilities.
+            prefills: the server prefills its prompts itself.
 
         Raises:
             ConfigError: as ``read``, or the server or its model does not take an option.
@@ -126,6 +128,11 @@ class RequestOptions(BaseModel):
         options = cls.read(custom_params, config)
         options._check_permitted(config, host)
         options._check_draft_token_ids(vocab_size, returns_logprobs=returns_logprobs)
+        if options.draft_token_ids and not prefills:
+            raise ConfigError(
+                "custom_params.parse.draft_token_ids is given to a server that does not prefill; "
+                "send it to one without --disaggregation-mode"
+            )
         return options
 
     def _check_permitted(self, config: ParseConfig, host: str) -> None:

@@ -132,7 +132,7 @@ class RequestState:
         self.draft, self.in_segment = Draft(), False
         self.committed = self.prefilled_len = prefilled_len
         self.draft_kv_len, self.draft_kv_found = 0, False
-        num_lost = len(self.output_ids) - len(output_ids)
+        num_lost = max(0, len(self.output_ids) - len(output_ids))  # or begun by another server
         self.telemetry.take_back(num_lost, len(self.output_ids))
         self.output_ids = list(output_ids)
         self.num_inflight = self.num_draft_inflight = self.num_scanned = 0

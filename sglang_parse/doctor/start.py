@@ -26,8 +26,9 @@ from sglang_parse.doctor import endpoint
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.startup import checks, models
 from sglang_parse.startup.certificates import certified_server, local_folder
-from sglang_parse.startup.families import family_of
+from sglang_parse.startup.families import usual_drafts
 from sglang_parse.startup.judges import check_judge
+from sglang_parse.startup.parallel import parallel_draft
 from sglang_parse.startup.questions import question_for
 
 SMALL_RATIO = 4.0
@@ -141,7 +142,7 @@ class Start:
     def attention(self) -> str:
         args, config = self.args, self.config
         target, draft = self.pair
-        block = models.parallel_draft(config, draft)
+        block = parallel_draft(config, draft)
         layout, why = checks.pass_layout(args, config, target, block.size)
         backends = dict.fromkeys((args.attention_backend, checks.draft_attention(args)))
         overlap = "with" if checks.overlaps(args, config) else "without"
@@ -157,8 +158,7 @@ class Start:
             f"{m.hf_config.architectures[0]}, {m.num_hidden_layers} layers" if m else "none"
             for m in pair
         ]
-        family = family_of(pair[0])
-        return f"target {kinds[0]}; draft {kinds[1]} (can draft for {family.name}: {family.draft})"
+        return f"target {kinds[0]}; draft {kinds[1]} (can draft {usual_drafts(pair[0])})"
 
     # -- read once, for several checks ----------------------------------------------
 
@@ -176,7 +176,8 @@ class Start:
     @property
     def draft(self) -> Any:
         if self.pair[1] is None:
-            not_checked("no draft model: drafts are texts only")
+            usual = usual_drafts(self.pair[0])
+            not_checked(f"no draft model: drafts are texts only (can draft {usual})")
         return self.pair[1]
 
     @cached_property
@@ -204,7 +205,7 @@ class Start:
         return f"target {target.context_len:,}, draft {draft.context_len:,} tokens"
 
     def draft_forward(self) -> str:
-        block = models.parallel_draft(self.config, self.draft)
+        block = parallel_draft(self.config, self.draft)
         if block.has_head:
             field, path = "draft_eagle3_path", self.config.draft_eagle3_path
             length = self.pair[0].context_len

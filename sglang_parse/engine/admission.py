@@ -7,7 +7,7 @@ separate part of the radix cache, by SGLang's ``extra_key``.
 
 from __future__ import annotations
 
-from sglang.srt.runtime_context import get_serving
+from sglang.srt.runtime_context import get_disagg, get_serving
 
 from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.options import RequestOptions
@@ -52,6 +52,7 @@ def _options_of(engine: Engine, req: Req) -> RequestOptions:
             host=get_serving().host,
             vocab_size=req.vocab_size,
             returns_logprobs=req.return_logprob,
+            prefills=get_disagg().disaggregation_mode == "null",
         )
     except ConfigError as error:
         req.set_finish_with_abort(f"PARSE: {error}")

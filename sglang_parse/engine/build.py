@@ -43,7 +43,8 @@ from sglang_parse.engine.target import TargetModel
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
 from sglang_parse.startup.certificates import Certified, certified_server
-from sglang_parse.startup.models import ParallelDraft, parallel_draft, tokenizer_of
+from sglang_parse.startup.models import tokenizer_of
+from sglang_parse.startup.parallel import ParallelDraft, parallel_draft
 from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.drift import DriftWatch
 

@@ -2,6 +2,7 @@
 
 For every decode iteration SGLang calls:
 
+    take_prefilled   requests join, on a decode server            ``ParseAlgorithm``
     slots_required   capacity check; changes nothing              patches.parse.kv_by_phase
     plan             actions and KV slots                         patches.parse.kv_by_phase
     seq_lens         ``NoOpFutureMap.resolve_seq_lens_cpu``       overlap schedule
@@ -37,6 +38,7 @@ from sglang_parse.core.setting import ConfigError
 from sglang_parse.device import on_device
 from sglang_parse.engine import admission
 from sglang_parse.engine.parts import Engine
+from sglang_parse.engine.prefill import take_prefilled
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.step import Step
 
@@ -65,6 +67,11 @@ class Pipeline:
             refusal = str(error) if isinstance(error, ConfigError) else type(error).__name__
             req.parse_policy, req.parse_incoming = admission.REFUSED, {}
             req.set_finish_with_abort(f"PARSE: {refusal}")
+
+    def take_prefilled(self, batch: ScheduleBatch) -> None:
+        """Requests join whose prompts another server has prefilled."""
+        self.finish()
+        take_prefilled(self.engine, batch)
 
     def slots_required(self, batch: ScheduleBatch, requests: Sequence[Req], page_size: int) -> int:
         """Slots that the next iteration of ``requests`` takes from the pool. If they exceed what is

@@ -1,7 +1,7 @@
-"""Prefill of prompts, and the first output token.
+"""Prefill of prompts, here or by another server, and the first output token.
 
 Everything launches before the host waits for the first token. The draft model prefills a prompt
-when a draft begins (``drafting.draft_prefill``).
+when a draft begins (``drafting.draft_prefill``): from its token ids, whoever prefilled it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,7 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     Args:
         batch: SGLang's ``ScheduleBatch``, in an extend mode.
     """
-    for req in batch.reqs:
-        if getattr(req, "parse_state", None) is None:
-            req.parse_state = RequestState(req.parse_policy)
-            with contain_request(req.parse_state, "its texts"):
-                engine.sources.begin(req)
-        req.parse_state.grammar = None
-        if req is not batch.chunked_req:
-            start_walk(req, engine.verifier.target.runner.model_config.vocab_size)
-    engine.schedule.invalidate()
+    _prepare(engine, batch)
     num_eagle, head = 0, engine.timer.watch()
     watch = engine.timer.start()
     forward = engine.verifier.target.prefill(batch, **kwargs)
@@ -58,6 +50,35 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     result.next_draft_input = ParseDraftInput()
     result.new_seq_lens = batch.seq_lens
     return result
+
+
+def take_prefilled(engine: Engine, batch: ScheduleBatch) -> None:
+    """Begins answers whose prompts another server has prefilled, and goes on with those that come
+    back from a retraction with their KV. Their last output token is the anchor.
+
+    Args:
+        batch: SGLang's ``ScheduleBatch``, in the mode PREBUILT, behind its requests' matchers.
+    """
+    _prepare(engine, batch)
+    if engine.drafter is not None:
+        engine.drafter.model.kv.clear(batch.out_cache_loc)
+    for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
+        req.parse_state.restart(length, req.output_ids)
+    engine.sources.poll(batch.reqs, after_prefill=True)
+    _begin_answers(engine, batch, [None] * len(batch.reqs), {})
+
+
+def _prepare(engine: Engine, batch: ScheduleBatch) -> None:
+    """Makes the states of new requests, and starts the walks of all whose prompts are complete."""
+    for req in batch.reqs:
+        if getattr(req, "parse_state", None) is None:
+            req.parse_state = RequestState(req.parse_policy)
+            with contain_request(req.parse_state, "its texts"):
+                engine.sources.begin(req)
+        req.parse_state.grammar = None
+        if req is not batch.chunked_req:
+            start_walk(req, engine.verifier.target.runner.model_config.vocab_size)
+    engine.schedule.invalidate()
 
 
 def _begin_answers(

@@ -104,6 +104,10 @@ class ParseWorker(BaseSpecWorker):
         prewarm(self.engine)
         return super().prewarm_sampling()
 
+    @property
+    def primary_draft_kv_pool(self) -> None:
+        """None for PD disaggregation: no draft KV is transferred, and the draft model prefills."""
+
     def clear_cache_pool(self) -> None:
         """The prefix cache is flushed, and with it what requests have written."""
         super().clear_cache_pool()

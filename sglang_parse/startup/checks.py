@@ -31,7 +31,14 @@ from sglang_parse.attention.support import (
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
-from sglang_parse.startup.families import UNASKED, Family, attention_of, family_of
+from sglang_parse.startup.disaggregation import DECODE, check_decode_server
+from sglang_parse.startup.families import (
+    UNASKED,
+    Family,
+    attention_of,
+    family_of,
+    usual_drafts,
+)
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
     DRAFT,
@@ -40,12 +47,12 @@ from sglang_parse.startup.models import (
     check_models,
     check_no_head,
     flag_of,
-    parallel_draft,
     read_pair,
     refuse,
     require,
     tokenizer_of,
 )
+from sglang_parse.startup.parallel import parallel_draft
 from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.prometheus import with_parse_metrics
 
@@ -53,13 +60,20 @@ logger = logging.getLogger(__name__)
 
 _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "is_embedding": ((False,), "start it without PARSE, which speeds up generation"),
-    "pp_size": ((1,), "PARSE runs without pipeline parallelism"),
-    "attn_dp_size": ((1,), "leave it and --enable-dp-attention out: PARSE runs without both"),
+    "pp_size": ((1,), "use --tp-size over the same GPUs: PARSE runs no pipeline"),
+    "attn_dp_size": (
+        (1,),
+        "leave it and --enable-dp-attention out: use --tp-size alone, or several servers behind a "
+        "router (examples/router)",
+    ),
     "attn_cp_size": ((1,), "PARSE runs without context parallelism"),
     "dcp_size": ((1,), "PARSE runs without context parallelism"),
     "enable_prefill_cp": ((False,), "PARSE runs without context parallelism"),
     "moe_dp_size": ((1,), "PARSE runs without data parallelism inside a model"),
-    "disaggregation_mode": (("null", None), "PARSE runs prefill and decode in one server"),
+    "disaggregation_mode": (
+        ("null", None, DECODE),
+        "start it without PARSE, which drafts on the decode server",
+    ),
     "decoupled_spec_role": (("null",), "PARSE drafts and verifies in one server"),
     "enable_return_hidden_states": ((False,), "PARSE returns no hidden states"),
     "enable_return_routed_experts": ((False,), "PARSE returns no routed experts"),
@@ -114,7 +128,9 @@ def validate_server_args(server_args: Any) -> None:
     check_settings(server_args)
     tokenizer = tokenizer_of(server_args)
     target, draft = check_models(server_args, tokenizer)
-    block = parallel_draft(config, draft)
+    if server_args.disaggregation_mode == DECODE:
+        check_decode_server(server_args, config, target)
+    block = parallel_draft(config, draft, target)
     if block.size > 1:
         _check_block_draft(server_args, draft, block.has_head)
     if draft is not None:
@@ -128,9 +144,9 @@ def validate_server_args(server_args: Any) -> None:
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
     if draft is None:
-        family, others = family_of(target), " and of the EAGLE-3 head" if has_head else " only"
-        text = "PARSE: no draft model (%s): drafts are texts%s. What can draft for %s: %s"
-        logger.info(text, DRAFT, others, family.name, family.draft)
+        others = " and of the EAGLE-3 head" if has_head else " only"
+        text = "PARSE: no draft model (%s): drafts are texts%s. What can draft %s"
+        logger.info(text, DRAFT, others, usual_drafts(target))
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # The most rows of a draft forward: last committed token, draft and masks.
     lookahead = max(kind.lookahead_rows for kind in block.kinds)

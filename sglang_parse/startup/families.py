@@ -25,10 +25,12 @@ WHY = {
     Attention.WINDOWS: "which PARSE was not seen to serve in this class",
     Attention.POOLS: "which PARSE was not seen to serve in this class",
     Attention.CHUNKS: "which PARSE was not seen to serve",
-    Attention.SPARSE: "which selects other tokens for a question than for the answer",
+    Attention.SPARSE: "which PARSE was not seen to serve: SGLang runs it on GPUs only",
     Attention.STATES: "whose state cannot return to an earlier token",
 }
 """Attention -> why a model with it is refused unless its family is in the table as seen."""
+MTP = "with SGLang's own --speculative-algorithm EAGLE, which drafts with its MTP layer"
+"""How a model is served instead, where PARSE does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Family:
         seen: how it was seen to run; "" for a family that is refused.
         draft: what can draft for it.
         judges: who can verify its answers.
+        why: it is refused, where ``WHY`` of its attention does not say it; ``instead``: what serves
+            it.
     """
 
     name: str
@@ -49,6 +53,8 @@ class Family:
     seen: str = ""
     draft: str = TEXTS
     judges: str = ANY
+    why: str = ""
+    instead: str = ""
 
 
 FAMILIES = (
@@ -128,7 +134,24 @@ FAMILIES = (
     ),
     Family("MiMo-V2, Step 3.5 and others with such windows", (), Attention.POOLS),
     Family("Llama 4", (), Attention.CHUNKS),
-    Family("DeepSeek V3.2 and V4, GLM-5, MiniMax M3", (), Attention.SPARSE),
+    Family(
+        "DeepSeek V4",
+        ("DeepseekV4ForCausalLM",),
+        Attention.SPARSE,
+        why="whose compressed KV has states of a request that cannot return to an earlier token",
+        instead=MTP,
+    ),
+    Family(
+        "MiniMax M3",
+        ("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
+        Attention.SPARSE,
+    ),
+    Family(
+        "DeepSeek V3.2, GLM-5",
+        ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
+        Attention.SPARSE,
+        instead=MTP,
+    ),
     Family(
         "Qwen3-Next, Qwen3.5, Granite 4, Falcon-H1, Nemotron-H, LFM2, Kimi Linear",
         (),
@@ -144,7 +167,7 @@ def row(family: Family) -> tuple[str, ...]:
     """Returns a family's row of the table under ``HEADINGS``, in Markdown."""
     first = (family.name, family.attention)
     if not family.seen:
-        return (*first, "", "", "", f"refused: {family.attention}, {WHY[family.attention]}")
+        return (*first, "", "", "", f"refused: {family.attention}, {_why(family)}")
     layouts = "`causal`" if family.judges == UNASKED else "`causal`, `alias`"
     if family.judges != UNASKED and family.attention is not Attention.WINDOWS:
         layouts += ", `mask`"
@@ -158,6 +181,22 @@ def family_of(model: Any) -> Family:
         attention = Attention.POOLS  # ``--disable-hybrid-swa-memory`` makes one of them
     alike = [one for one in FAMILIES if one.attention is attention]
     return next((one for one in alike if architectures & {*one.architectures}), alike[-1])
+
+
+def usual_drafts(model: Any) -> str:
+    """What can draft for a ``ModelConfig``, by its family."""
+    family = family_of(model)
+    return f"for {family.name}: {family.draft}"
+
+
+def instead_of(model: Any) -> str:
+    """What to do instead of serving a ``ModelConfig`` that is refused."""
+    how = family_of(model).instead or "without --speculative-algorithm PARSE"
+    return f"use a model that `sglang-parse models` lists as seen, or this one {how}"
+
+
+def _why(family: Family) -> str:
+    return family.why or WHY[family.attention]
 
 
 def attention_of(model: Any) -> Attention:
@@ -202,4 +241,6 @@ def refusal(model: Any, *, is_draft: bool) -> str:
     # A draft's rows are causal, and its KV is in one pool (the patch ``draft_models``).
     if family.seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
         return ""
-    return f"a {model.hf_config.architectures[0]} with {family.attention}, {WHY[family.attention]}"
+    name = model.hf_config.architectures[0]
+    known = f"{name} ({family.name})" if name in family.architectures else name
+    return f"a {known} with {family.attention}, {_why(family)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,9 +14,8 @@ from safetensors import SafetensorError, safe_open
 from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang.srt.environ import envs
 
-from sglang_parse.core.block import HEAD_BLOCK, USUAL_BLOCK, BlockKind, block_kinds
 from sglang_parse.core.config import ParseConfig, flag
-from sglang_parse.startup.families import refusal
+from sglang_parse.startup.families import instead_of, refusal, usual_drafts
 
 TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
 MAIN, HEAD_KIND = "main", "LlamaForCausalLMEagle3"
@@ -76,18 +74,19 @@ def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
 def read_pair(args: Any) -> tuple[Any, Any]:
     """Returns the ``ModelConfig`` of target and draft, unchecked; None without a draft model."""
     draft_path = args.speculative_draft_model_path
-    fix = "give a small model with the target's tokenizer, or leave the flag out"
-    require(draft_path != "", DRAFT, draft_path, fix)
     if draft_path:
         _check_folder(draft_path, DRAFT)
     target = _read(TARGET, args.model_path, partial(model_config_of, args))
+    fix = "give a small model with the target's tokenizer, or leave the flag out"
+    require(draft_path != "", DRAFT, draft_path, f"{fix} ({usual_drafts(target)})")
     return target, _draft_config(args) if draft_path else None
 
 
 def check_vocabularies(args: Any, target: Any, draft: Any) -> None:
     found, wanted = draft.vocab_size, target.vocab_size
     path, why = args.speculative_draft_model_path, f"{found} tokens, the target has {wanted}"
-    require(found == wanted, DRAFT, path, "use a draft model with the target's vocabulary", why=why)
+    fix = f"use a draft model with the target's vocabulary ({usual_drafts(target)})"
+    require(found == wanted, DRAFT, path, fix, why=why)
 
 
 def check_heads(args: Any, _target: Any, model: Any, name: str = "draft model") -> None:
@@ -106,14 +105,12 @@ def check_contexts(args: Any, target: Any, draft: Any) -> None:
 
 def check_attention(args: Any, target: Any, draft: Any) -> None:
     """Raises AdmissionError for a model whose attention PARSE does not serve."""
-    fix = (
-        "use a model that `sglang-parse models` lists as seen, or start without "
-        "--speculative-algorithm PARSE"
-    )
     if why := refusal(target, is_draft=False):
-        refuse(TARGET, args.model_path, fix, why=why)
+        refuse(TARGET, args.model_path, instead_of(target), why=why)
     if draft is not None and (why := refusal(draft, is_draft=True)):
-        refuse(DRAFT, args.speculative_draft_model_path, fix, why=why)
+        fix = f"use it on another server, by {flag('draft_url')}, or another draft model here"
+        path = args.speculative_draft_model_path
+        refuse(DRAFT, path, f"{fix} ({usual_drafts(target)})", why=why)
 
 
 def check_generation(args: Any, target: Any, _draft: Any) -> None:
@@ -141,76 +138,6 @@ def check_weights(args: Any, _target: Any, _draft: Any) -> None:
 TARGET_CHECKS = (check_attention, check_generation)
 PAIR_CHECKS = (*TARGET_CHECKS, check_vocabularies, check_heads, check_contexts, check_weights)
 """(server's settings, target, draft) -> None; each raises AdmissionError."""
-
-
-MASK_TOKEN_KEYS = ("pard_token", "ptd_token_id")
-"""Keys of the mask token in a draft's config.json: PARD's, and vLLM's other name."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelDraft:
-    """The parallel drafting of a server's draft model.
-
-    Attributes:
-        size: maximum tokens per forward.
-        mask_id: the mask token; 0 if ``size`` is 1.
-        allow_one_token: whether one token per forward is used when it is faster.
-        has_head: an EAGLE-3 head proposes, instead of mask tokens.
-    """
-
-    size: int = 1
-    mask_id: int = 0
-    allow_one_token: bool = False
-    has_head: bool = False
-
-    @property
-    def kinds(self) -> tuple[BlockKind, ...]:
-        """The kinds of a forward that compete."""
-        return block_kinds(self.size, allow_one_token=self.allow_one_token, has_head=self.has_head)
-
-    def __str__(self) -> str:
-        if self.size == 1:
-            return "one token"
-        source = "its EAGLE-3 head" if self.has_head else f"mask token {self.mask_id}"
-        return f"up to {self.size} tokens, by {source}"
-
-
-def parallel_draft(config: ParseConfig, draft: Any) -> ParallelDraft:
-    """Returns the parallel drafting that the settings and the draft's ``ModelConfig`` allow.
-
-    Args:
-        draft: None without a draft model.
-
-    Raises:
-        AdmissionError: it is set, and the draft's files name no valid mask token.
-    """
-    size, setting = config.block_size, flag("draft_parallel_tokens")
-    head, path = flag("draft_eagle3_path"), config.draft_eagle3_path
-    if draft is None:
-        fix = f"leave it out, or give the draft model of this head with {DRAFT}"
-        require(not path, head, path, fix, why="a head of a draft model, and there is none")
-        fix = f"leave it out, or give a draft model with {DRAFT}"
-        require(size in (None, 1), setting, size, fix)
-        return ParallelDraft()
-    named = {key: getattr(draft.hf_config, key, None) for key in MASK_TOKEN_KEYS}
-    key, mask_id = next(((k, v) for k, v in named.items() if v is not None), ("", None))
-    if path:
-        fix = f"leave it out, or use a draft model without {key}"
-        why = f"the draft model fills mask tokens (its config.json has {key})"
-        require(mask_id is None, head, path, fix, why=why)
-        fix = f"use 2 or more, or leave {head} out"
-        require(size != 1, setting, size, fix, why="a block in which the head proposes nothing")
-        return ParallelDraft(size or HEAD_BLOCK, allow_one_token=size is None, has_head=True)
-    if size == 1 or (size is None and mask_id is None):
-        return ParallelDraft()
-    if mask_id is None:
-        keys = " or ".join(MASK_TOKEN_KEYS)
-        fix = f"use 1, or a draft trained to fill mask tokens: its config.json has {keys}"
-        refuse(setting, config.draft_parallel_tokens, fix)
-    fix = f"give the id of one of its {draft.vocab_size} tokens, or use {setting} 1"
-    is_token = type(mask_id) is int and mask_id in range(draft.vocab_size)
-    require(is_token, f"{key} in the draft's config.json", mask_id, fix)
-    return ParallelDraft(size or USUAL_BLOCK, mask_id, allow_one_token=size is None)
 
 
 def slot_sharers(args: Any) -> list[Any]:

@@ -248,6 +248,14 @@ def test_models(good: dict[str, Finding], tmp_path: Path):
     assert {found[name].status for name in of_pair} == {NOT_CHECKED}
 
 
+def test_what_can_draft_is_named_without_a_draft_model():
+    found = check(speculative_draft_model_path=None)
+    usual = "can draft for Qwen3: Qwen3-0.6B, Qwen3-1.7B"
+    assert (found["models"].status, found["tokenizers"].status) == (OK, NOT_CHECKED)
+    assert f"draft none ({usual})" in found["models"].found
+    assert f"drafts are texts only ({usual})" in found["tokenizers"].found
+
+
 def test_draft_heads_that_the_ranks_cannot_split(tmp_path: Path):
     draft = changed(DEMO / "draft", tmp_path / "d", num_attention_heads=3, num_key_value_heads=3)
     line = check(speculative_draft_model_path=draft, tp_size=2)["models"]

@@ -86,17 +86,128 @@ QWEN3_MOE = (
         },
     }
 )
+QWEN3_30B = (
+    QWEN3
+    | shape(2048, 48, 32, 6144, tie_word_embeddings=False)
+    | {name: QWEN3_MOE[name] for name in ("architectures", "model_type", "num_key_value_heads")}
+    | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    | {"norm_topk_prob": True}
+)
+GEMMA3 = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+    },
+    "text_config": {
+        "model_type": "gemma3_text",
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "head_dim": 128,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        **shape(5376, 62, 32, 21504),
+    },
+}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "tie_word_embeddings": False,  # and MXFP4, which SGLang does not know without a GPU
+}
+GPT_OSS_120B = GPT_OSS | shape(2880, 36, 64, 2880, num_local_experts=128)
+GPT_OSS_20B = GPT_OSS | shape(2880, 24, 64, 2880, num_local_experts=32)
+DEEPSEEK_V3 = {
+    **shape(7168, 61, 128, 18432),
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "torch_dtype": "bfloat16",
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 3,
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 1,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "quantization_config": QWEN3_MOE["quantization_config"],
+}
+QWEN3_5 = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "torch_dtype": "bfloat16",
+    "vision_config": {"model_type": "qwen3_5", "out_hidden_size": 5120},
+    "text_config": {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        **shape(5120, 64, 24, 17408),
+    },
+}
 # Some id: what a PARD checkpoint adds to the config.json of the model it was made of.
 PARD = {"pard_token": 128000}
 QWEN3_PARD = QWEN3 | shape(1024, 28, 16, 3072, tie_word_embeddings=True) | PARD
-PAIRS = {
+PAIRS: dict[str, tuple[str, dict, dict | None]] = {
     "serve_qwen3_32b.sh": QWEN3_PAIR,
     "serve_qwen3_32b_pard.sh": (*QWEN3_PAIR[:2], QWEN3_PARD),
     "serve_llama3_70b_pard.sh": (*LLAMA3_PAIR[:2], LLAMA3_PAIR[2] | PARD),
     "serve_qwen3_235b.sh": ("qwen3-thinking", QWEN3_MOE, QWEN3_PAIR[2]),
     "serve_llama3_70b.sh": LLAMA3_PAIR,
     "serve_llama3_70b_eagle3.sh": LLAMA3_PAIR,
+    "serve_qwen3_235b_30b.sh": ("qwen3-thinking", QWEN3_MOE, QWEN3_30B),
+    "serve_gemma3_27b.sh": ("gemma", GEMMA3, None),
+    "serve_gpt_oss_120b_texts.sh": ("chatml", GPT_OSS_120B, None),
+    "serve_gpt_oss_120b.sh": ("chatml", GPT_OSS_120B, GPT_OSS_20B),
+    "serve_deepseek_v3.sh": ("deepseek-r1", DEEPSEEK_V3, None),
+    "serve_qwen3_5_27b.sh": ("qwen3", QWEN3_5, None),
 }
+DRAFT_URL = "http://127.0.0.1:9"
 # The head of the EAGLE-3 recipe: one layer of the target's width, its own small vocabulary, and
 # fewer positions than the models.
 HEAD = (
@@ -108,20 +219,27 @@ HEAD = (
 
 
 def kv_kib(config: dict) -> int:
-    """Returns the KiB of KV per token in bf16."""
+    """Returns the KiB of KV per token in bf16; of full attention only, in hybrids."""
+    config = config.get("text_config", config)
+    layers = config["num_hidden_layers"] // config.get("full_attention_interval", 1)
+    if rank := config.get("kv_lora_rank"):
+        return layers * (rank + config["qk_rope_head_dim"]) * BF16_BYTES // KIB
     width = config["num_key_value_heads"] * config["head_dim"]
-    return 2 * config["num_hidden_layers"] * width * BF16_BYTES // KIB
+    return 2 * layers * width * BF16_BYTES // KIB
 
 
 def write_models(folder: Path, recipe: str) -> dict[str, str]:
     """Model folders with an empty file of weights, as a recipe's environment variables."""
     family, target, draft = PAIRS[recipe]
     for name, config in (("TARGET", target), ("DRAFT", draft), ("HEAD", HEAD)):
+        if config is None:
+            continue
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
         save_file({}, folder / name / "model.safetensors")
         FAMILIES[family].tokenizer().save_pretrained(folder / name)
-    return {name: str(folder / name) for name in ("TARGET", "DRAFT", "HEAD")}
+    models = {path.name: str(path) for path in folder.iterdir()}
+    return {**models, "DRAFT_URL": DRAFT_URL}
 
 
 def run_recipe(recipe: str, folder: Path, models: dict[str, str], *flags: str) -> list[str]:
@@ -178,7 +296,7 @@ def test_the_header_states_the_requirements(recipe: str):
     for name in re.findall(r"--[a-z0-9-]+", command):
         assert name in text, f"the header does not say why {name}"
     _, target, draft = PAIRS[recipe]
-    for config in (HEAD,) if recipe.endswith("eagle3.sh") else (target, draft):
+    for config in (HEAD,) if recipe.endswith("eagle3.sh") else filter(None, (target, draft)):
         assert f"{kv_kib(config)} KiB" in text
 
 
@@ -228,12 +346,16 @@ def test_the_servers_checks_pass(
     assert set(flags) <= known_flags
     assert len(flags) == len(set(flags))
     view = resolved_view(parse_like_the_launcher(argv))
-    assert view.speculative_draft_model_path == models["DRAFT"]
+    assert view.speculative_draft_model_path == models.get("DRAFT")
     config = ParseConfig.from_env()
+    assert config.draft_url == (DRAFT_URL if "--parse-draft-url" in flags else "")
     tail = view.speculative_num_draft_tokens - 1 - config.draft_tokens
-    rows = tail // config.max_prefixes
-    assert 20 < rows < 100  # a question's rows; the fixtures' small vocabularies need some more
-    assert config.threshold == 0.7
+    if "--parse-question" in flags:
+        rows = tail // config.max_prefixes
+        assert 20 < rows < 100  # a question's rows; the fixtures' small vocabularies need some more
+        assert config.threshold == 0.7
+    else:
+        assert tail == 0
     assert config.block_size == (8 if recipe.endswith("pard.sh") else None)
 
 
@@ -335,6 +457,7 @@ def test_the_wheel_builds_from_what_the_image_copies(tmp_path: Path):
 def test_the_container_starts_a_recipe(recipe: str, tmp_path: Path, known_flags: set[str]):
     server = COMPOSE["services"]["parse"]
     variables = {"RECIPE": recipe, "FLAGS": "--tp-size 2", "HEAD": "head"}
+    variables["DRAFT_URL"] = DRAFT_URL
 
     def value(text: str) -> str:
         return re.sub(r"\$\{(\w+):-(.*?)\}", lambda found: variables.get(*found.groups()), text)
@@ -342,7 +465,8 @@ def test_the_container_starts_a_recipe(recipe: str, tmp_path: Path, known_flags:
     program, *flags = shlex.split(value(server["command"]))
     assert copied()[-1] == (["examples/serve_*.sh"], "/opt/parse/")
     assert program == f"/opt/parse/{recipe}"
-    models = {name: value(server["environment"][name]) for name in ("TARGET", "DRAFT", "HEAD")}
+    names = ("TARGET", "DRAFT", "HEAD", "DRAFT_URL")
+    models = {name: value(server["environment"][name]) for name in names}
     arguments = run_recipe(recipe, tmp_path, models, *flags)
     assert {word for word in arguments if word.startswith("--")} <= known_flags
     assert [*arguments[arguments.index("--host") :]] == [

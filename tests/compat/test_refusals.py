@@ -7,12 +7,14 @@ then resolves, before any process starts), so nothing here needs a server.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from support.demo_pair import DEMO
+from support.families import TINY
 from support.launch import changed, launch
 from support.models import load_tokenizer
 from support.random_pair import PairShape, make_pair
@@ -71,8 +73,9 @@ def test_overlap_schedule(pair, flags: tuple[str, ...], overlaps: bool):
         (("--attn-dp-size", "2", "--tp-size", "2"), "--attn-dp-size is 2.*leave it and"),
         (
             ("--enable-dp-attention", "--dp-size", "2", "--tp-size", "2"),
-            "--attn-dp-size is 2.*leave it and --enable-dp-attention out",
+            "--attn-dp-size is 2.*leave it and --enable-dp-attention out: use --tp-size alone",
         ),
+        (("--pp-size", "2"), "--pp-size is 2. Fix: use --tp-size over the same GPUs"),
         (("--speculative-num-steps", "3"), "num-steps is 3: a setting of an EAGLE-3 head.*leave"),
         (("--speculative-eagle-topk", "4"), "--speculative-eagle-topk is 4.*--parse-eagle3-path"),
         (("--speculative-num-draft-tokens", "16"), "--speculative-num-draft-tokens is 16.*leave"),
@@ -182,8 +185,33 @@ def test_bad_question_files(pair, tmp_path: Path, content: str, message: str):
 
 
 def test_no_draft_model(pair):
-    with pytest.raises(Exception, match="--speculative-draft-model-path is .*small model"):
+    message = r"--speculative-draft-model-path is .*small model.*\(for Qwen3: Qwen3-0.6B, Qwen3-1"
+    with pytest.raises(Exception, match=message):
         launch(pair, "--speculative-draft-model-path", "")
+
+
+@pytest.mark.parametrize(
+    ("family", "usual"),
+    [
+        ("qwen3", "for Qwen3: Qwen3-0.6B, Qwen3-1.7B"),
+        ("glm-4.7-flash", "for GLM-4.7-Flash: texts, earlier answers, `--parse-draft-url`"),
+    ],
+)
+def test_the_usual_drafts_of_a_target(
+    pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, usual: str
+):
+    """Named where there is no draft model, and where a setting needs one."""
+    from sglang_parse.startup import checks
+
+    shown: list[str] = []
+    monkeypatch.setattr(checks.logger, "info", lambda text, *words: shown.append(text % words))
+    target = pair[0] if family == "qwen3" else TINY[family].pair(tmp_path)[0]
+    launch((target, None), "--parse-verification", "token", ask=False)
+    assert any(line.endswith(f"drafts are texts only. What can draft {usual}") for line in shown)
+    message = rf"tokens is 4. Fix.*give a draft model with --spec.*\({re.escape(usual)}\)"
+    flags = ("--parse-verification", "token", "--parse-draft-parallel-tokens", "4")
+    with pytest.raises(Exception, match=message):
+        launch((target, None), *flags, ask=False)
 
 
 @pytest.mark.parametrize(
@@ -298,8 +326,10 @@ def test_revisions_of_models_on_a_hub(pair, monkeypatch: pytest.MonkeyPatch):
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
 LATENT |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
 DSA = {"index_topk": 64, "index_head_dim": 32, "index_n_heads": 4, **LATENT}
+V4 = DSA | {"num_hash_layers": 1, "sliding_window": 128, "compress_ratios": [0, 4, 128, 0]}
 GRANITE = {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 16}
 HYBRID, SPARSE = "linear attention or Mamba layers", "sparse attention"
+EAGLE = "this one with SGLang's own --speculative-algorithm EAGLE, which drafts with its MTP layer"
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -315,6 +345,8 @@ HYBRID, SPARSE = "linear attention or Mamba layers", "sparse attention"
         ("minimax", "MiniMaxText01ForCausalLM", {}, HYBRID),
         ("llama", "MiniMaxM3SparseForCausalLM", {}, SPARSE),
         ("deepseek_v32", "DeepseekV32ForCausalLM", DSA, SPARSE),
+        ("glm_moe_dsa", "GlmMoeDsaForCausalLM", DSA, SPARSE),
+        ("deepseek_v4", "DeepseekV4ForCausalLM", V4, SPARSE),
         ("longcat_flash", "LongcatFlashForCausalLM", LATENT, "latent attention"),
     ],
 )
@@ -331,10 +363,15 @@ def test_models_that_are_refused_by_their_attention(
     (folder / "config.json").write_text(json.dumps(sizes | names | length | config))
     models = (folder, pair[1]) if role == "target" else (pair[0], folder)
     setting = "--model-path" if role == "target" else "--speculative-draft-model-path"
+    fix = "a model that" if role == "target" else "it on another server, by --parse-draft-url"
     with pytest.raises(
-        Exception, match=rf"{setting} is '.*': a {architecture} with {kind}.*Fix: use"
-    ):
+        Exception, match=rf"{setting} is '.*': a {architecture} .*with {kind}.*Fix: use {fix}"
+    ) as error:
         launch(models)
+    if role == "draft":
+        assert "(for Qwen3: Qwen3-0.6B, Qwen3-1.7B)" in str(error.value)
+    elif kind == SPARSE and "MiniMax" not in architecture:
+        assert re.search(rf"\((DeepSeek V4|DeepSeek V3.2, GLM-5)\) .*{EAGLE}", str(error.value))
 
 
 def test_kv_sizing_after_capture(pair, monkeypatch: pytest.MonkeyPatch):
@@ -345,7 +382,8 @@ def test_kv_sizing_after_capture(pair, monkeypatch: pytest.MonkeyPatch):
 
 def test_other_vocabulary_size(pair, tmp_path: Path):
     draft = changed(pair[1], tmp_path / "draft", vocab_size=999)
-    with pytest.raises(Exception, match=r"draft': 999 tokens, the target has 384"):
+    message = r"draft': 999 tokens, the target has 384.*vocabulary \(for Qwen3: Qwen3-0.6B"
+    with pytest.raises(Exception, match=message):
         launch(pair, "--speculative-draft-model-path", str(draft))
 
 
@@ -389,6 +427,49 @@ def test_sliding_window_target(pair, tmp_path: Path):
         launch((target, pair[1]))
 
 
+DECODE = ("--disaggregation-mode", "decode", "--parse-verification", "token")
+
+
+def test_a_decode_server(pair):
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    view = resolved_view(launch(pair, *DECODE))
+    assert view.disaggregation_decode_retraction_backup == "cpu_tensor"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--disaggregation-mode", "prefill"), "mode is 'prefill'. Fix: start it without PARSE"),
+        (
+            (*DECODE, "--disaggregation-decode-retraction-backup", "host_pool"),
+            "retraction-backup is 'host_pool'. Fix: use cpu_tensor",
+        ),
+        (
+            (*DECODE, "--disaggregation-decode-enable-offload-kvcache"),
+            "offload-kvcache is True",
+        ),
+        (
+            (*DECODE, "--disaggregation-decode-allocation-policy", "prefill_complete"),
+            "allocation-policy is 'prefill_complete'. Fix: leave it out",
+        ),
+        ((*DECODE, "--enable-lora", "--max-lora-rank", "8"), "--enable-lora is True.*leave it out"),
+    ],
+)
+def test_settings_of_disaggregation(pair, flags: tuple[str, ...], message: str):
+    with pytest.raises(Exception, match=message):
+        launch(pair, *flags)
+
+
+def test_a_decode_server_with_another_kind_of_kv(pair, monkeypatch: pytest.MonkeyPatch):
+    from sglang_parse.startup import disaggregation
+
+    states = disaggregation.Attention.STATES
+    monkeypatch.setattr(disaggregation, "attention_of", lambda _: states)
+    with pytest.raises(Exception, match="is 'decode': not seen to run with a target of linear att"):
+        launch(pair, *DECODE)
+
+
 HEAD = DEMO / "eagle3"
 EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path")
 DEMO_PAIR = (DEMO / "target", DEMO / "draft")
@@ -409,6 +490,7 @@ def test_num_steps_of_an_eagle3_head(flags: tuple[str, ...], steps: int):
     [
         (EAGLE3[:2], "--parse-eagle3-path is not set"),
         ((EAGLE3[2], str(HEAD)), "question cannot judge.*use --parse-judge likelihood, or"),
+        ((*EAGLE3, str(HEAD), *DECODE[:2]), "is 'decode': a head reads .*leave --parse-decode-acc"),
         ((*EAGLE3, "/no/such/head"), "--parse-eagle3-path is '/no/such/head': it do"),
         ((*EAGLE3, str(DEMO)), "--parse-eagle3-path is .*no config.json"),
         ((*EAGLE3, str(DEMO / "draft")), "architectures of .*draft is .*give an EAGLE-3 head"),
@@ -509,7 +591,8 @@ def test_a_head_for_another_draft_model(tmp_path: Path):
 
 def test_a_head_without_its_draft_model():
     from sglang_parse.core.config import ParseConfig
-    from sglang_parse.startup.models import AdmissionError, parallel_draft
+    from sglang_parse.startup.models import AdmissionError
+    from sglang_parse.startup.parallel import parallel_draft
 
     with pytest.raises(AdmissionError, match="is 'head': .*there is none.*give the draft model of"):
         parallel_draft(ParseConfig(draft_eagle3_path="head"), None)

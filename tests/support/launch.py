@@ -11,8 +11,12 @@ from support.demo_pair import DEMO
 QUESTION = str(DEMO / "question.json")
 
 
-def launch(pair: tuple[Path, Path], *flags: str, ask: bool = True):
-    """The launcher's checks before it starts processes; ``ask``: the question pair's question."""
+def launch(pair: tuple[Path, Path | None], *flags: str, ask: bool = True):
+    """The launcher's checks before it starts processes; without a draft model if it is None.
+
+    Args:
+        ask: the question pair's question.
+    """
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -23,7 +27,7 @@ def launch(pair: tuple[Path, Path], *flags: str, ask: bool = True):
     argv += ["--speculative-algorithm", "PARSE"]
     for name, value in (
         ("--attention-backend", "torch_native"),
-        ("--speculative-draft-model-path", str(draft)),
+        ("--speculative-draft-model-path", str(draft or "")),
         ("--parse-question", QUESTION if ask else ""),
     ):
         if value and name not in flags:

@@ -35,10 +35,12 @@ def read(
     host: str = EVERYWHERE,
     vocab_size: int = 300,
     returns_logprobs: bool = False,
+    prefills: bool = True,
     **settings: Any,
 ) -> RequestOptions:
     config = ParseConfig(**{**SERVER, **settings})
     asked = {"host": host, "vocab_size": vocab_size, "returns_logprobs": returns_logprobs}
+    asked["prefills"] = prefills
     return RequestOptions.of_request({"parse": options}, config, **asked)
 
 
@@ -112,6 +114,9 @@ def test_draft_token_ids_are_the_models():
     with pytest.raises(ConfigError, match="beside log probabilities; leave one of them out"):
         given_draft([1, 2], returns_logprobs=True)
     read({}, host=HERE, returns_logprobs=True)
+    with pytest.raises(ConfigError, match="draft_token_ids is given to a server that does not pre"):
+        given_draft([1, 2], prefills=False)
+    read({}, host=HERE, prefills=False)
 
 
 @pytest.mark.parametrize("ids", ["text", [1.5, 2], [True, 2], 5, None, [1] * 9000])

@@ -1,0 +1,51 @@
+#!/bin/sh
+# PARSE with a model of DeepSeek-V3's class (V3, V3.1, R1) as target; texts and another server's
+# model draft. No small model has its vocabulary.
+#
+#   TARGET=/models/DeepSeek-V3-0324 DRAFT_URL=http://10.0.0.2:30001 examples/serve_deepseek_v3.sh
+#
+# TARGET is a folder or a Hugging Face name, DRAFT_URL the address of a server with any model that
+# answers as the target does, such as a distillation of R1 for R1:
+#
+#   python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1-Distill-Qwen-7B \
+#     --host 10.0.0.2 --port 30001 --stream-interval 4
+#
+# PORT (30000) and PYTHON (python3) may be set. More flags for the server go behind the command and
+# win over those here.
+#
+# NOT RUN YET. The flags are parsed and checked with this target's shape by a test, without
+# weights. Numbers below are computed from the models' shapes.
+#
+# Hardware: eight GPUs of 141 GB (H200); the draft server has its own.
+# Memory:   weights 671 GB in FP8, 84 GB on each of eight; KV 68 KiB a token, all of it on each GPU:
+#           latent KV is not split. With the fraction below: about 560,000 tokens, which take 40 GB;
+#           17 GB are left.
+#
+# --tp-size 8                  The target is spread over the eight GPUs.
+# --mem-fraction-static 0.88   What weights and KV may take; the rest is for activations, logits and
+#                              CUDA graphs.
+# --context-length 32768       The model can do 163,840; raise it if you need to.
+# --parse-draft-url            The server that drafts.
+# --parse-reuse-answers 1000   Earlier answers of the same scope (`cache_salt`) draft, too.
+# --parse-segment line         Lines are where a draft is verified and may be cut.
+# --parse-draft-tokens 256     Texts that fit are long.
+# --attention-backend fa3      flashinfer and triton are others for latent attention.
+# --speculative-algorithm PARSE, --model-path, --port: as named.
+#
+# Leave out --enable-dp-attention, --moe-a2a-backend and --pp-size: PARSE refuses them.
+# The judge is the default one, the likelihood: questions are refused with latent attention.
+set -eu
+
+exec "${PYTHON:-python3}" -m sglang.launch_server \
+  --model-path "${TARGET:?set TARGET to DeepSeek-V3, V3.1 or R1}" \
+  --speculative-algorithm PARSE \
+  --parse-draft-url "${DRAFT_URL:?set DRAFT_URL to the address of a server that drafts}" \
+  --port "${PORT:-30000}" \
+  --tp-size 8 \
+  --mem-fraction-static 0.88 \
+  --context-length 32768 \
+  --attention-backend fa3 \
+  --parse-reuse-answers 1000 \
+  --parse-segment line \
+  --parse-draft-tokens 256 \
+  "$@"

@@ -1,0 +1,1 @@
+"""Takes the place of the package ``mooncake`` in servers under test."""
