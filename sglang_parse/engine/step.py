@@ -145,6 +145,9 @@ class Step:
         self.result.logits_output = forward.output
         self._forward_watch.stop(forward.made)
         tokens = [one.tokens for one in accepted]
+        if engine.verifier.states is not None:
+            rows = [(result.index, result.num_tokens) for result in results]
+            engine.verifier.states.settle(self.batch, rows, tokens)
         if engine.eagle is not None:
             with self._head_watch:
                 engine.eagle.draft_extend(self.batch, results, forward.hidden, tokens)

@@ -21,7 +21,7 @@ WHY = {
     Attention.LATENT: "which PARSE was not seen to serve in this class",
     Attention.WINDOWS: "which PARSE was not seen to serve in this class",
     Attention.SPARSE: "which selects other tokens for a question than for the answer",
-    Attention.STATES: "whose state cannot return to an earlier token",
+    Attention.STATES: "which PARSE was not seen to serve in this class",
 }
 """Attention -> why a model with it is refused unless its family is in the table as seen."""
 
@@ -100,8 +100,9 @@ FAMILIES = (
         Attention.WINDOWS,
     ),
     Family("DeepSeek V3.2 and V4, GLM-5, MiniMax M3", (), Attention.SPARSE),
+    Family("Qwen3.5, text", ("Qwen3_5ForCausalLM",), Attention.STATES, ON_CPU, judges=UNASKED),
     Family(
-        "Qwen3-Next, Qwen3.5, Granite 4, Falcon-H1, Nemotron-H, LFM2, Kimi Linear",
+        "Qwen3-Next, Qwen3.5 with images, Granite 4, Falcon-H1, Nemotron-H, LFM2, Kimi Linear",
         (),
         Attention.STATES,
     ),
@@ -155,6 +156,9 @@ def refusal(model: Any, *, is_draft: bool) -> str:
     family = family_of(model)
     # A draft's rows are causal. It is prefilled after the target, when a second pool's are freed.
     has_one_pool = family.attention is Attention.WINDOWS and not model.is_hybrid_swa
+    found = f"a {model.hf_config.architectures[0]} with {family.attention}"
+    if is_draft and family.attention is Attention.STATES:
+        return f"{found}, whose state would have to follow what is kept of each draft"
     if family.seen or (is_draft and has_one_pool):
         return ""
-    return f"a {model.hf_config.architectures[0]} with {family.attention}, {WHY[family.attention]}"
+    return f"{found}, {WHY[family.attention]}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,32 @@ TINY = {
     ),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
 }
+
+
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4}
+DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4}
+DELTA |= {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+INTERVAL = {"full_attention_interval": 4}
+
+
+@dataclass(frozen=True)
+class TinyHybrid(Tiny):
+    """Some of its layers have recurrent states, so that it can be no draft. ``published``: what the
+    config.json of published models has beside what transformers writes."""
+
+    published: dict[str, Any] = field(default_factory=dict)
+
+    def pair(self, folder: Path) -> tuple[Path, Path]:
+        """A target and a random model with full attention as its draft, which is hardly ever right:
+        the servers' other drafts are earlier answers."""
+        target, _ = super().pair(folder / "hybrid")
+        path = target / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | self.published))
+        _, draft = make_pair(folder / "full", PairShape(seed=6))
+        return target, draft
+
+
+HYBRID = {
+    "qwen3.5": TinyHybrid("Qwen3_5", DELTA, config="Qwen3_5Text", published=INTERVAL),
+}
+"""Families whose layers have recurrent states."""
