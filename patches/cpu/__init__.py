@@ -10,6 +10,7 @@ from sglang_parse.patches.cpu import (
     guard_cpu,
     kv_copy_cpu,
     lora_cpu,
+    mamba_cpu,
     mla_cpu,
     req_to_token_cpu,
     rotary_cpu,
@@ -18,7 +19,7 @@ from sglang_parse.patches.cpu import (
 )
 
 MODULES = (
-    *(draft_steps_cpu, gdn_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu, mla_cpu),
-    *(req_to_token_cpu, rotary_cpu, tree_cpu, verify_sampling_cpu),
+    *(draft_steps_cpu, gdn_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu, mamba_cpu),
+    *(mla_cpu, req_to_token_cpu, rotary_cpu, tree_cpu, verify_sampling_cpu),
 )
 PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
+from support.models import load_model
 from support.random_pair import PairShape, make_pair
 
 MOE = {"moe_intermediate_size": 48, "n_routed_experts": 4, "n_shared_experts": 1}
@@ -65,6 +67,8 @@ TINY = {
 }
 
 
+QUIET = ("o_proj", "out_proj", "down_proj", "output_linear", "w2")
+"""Weights through which a layer adds to its input."""
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4}
 DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4}
 DELTA |= {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
@@ -79,16 +83,27 @@ class TinyHybrid(Tiny):
     published: dict[str, Any] = field(default_factory=dict)
 
     def pair(self, folder: Path) -> tuple[Path, Path]:
-        """A target and a random model with full attention as its draft, which is hardly ever right:
-        the servers' other drafts are earlier answers."""
+        """A target, and a model with full attention and the target's embeddings as its draft.
+
+        Their layers add so little to the embeddings that they choose the same token half of the
+        time, and so much that half of the tokens depend on them.
+        """
         target, _ = super().pair(folder / "hybrid")
+        _, draft = make_pair(folder / "full", PairShape(seed=6))
+        models = [load_model(path) for path in (target, draft)]
+        ends = [(model.get_input_embeddings(), model.get_output_embeddings()) for model in models]
+        with torch.no_grad():
+            for of_target, of_draft in zip(*ends, strict=True):
+                of_draft.weight.copy_(of_target.weight)
+            for model, path in zip(models, (target, draft), strict=True):
+                for name, parameter in model.named_parameters():
+                    parameter.mul_(0.01 if any(part in name for part in QUIET) else 1)
+                model.save_pretrained(path)
         path = target / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | self.published))
-        _, draft = make_pair(folder / "full", PairShape(seed=6))
         return target, draft
 
 
-HYBRID = {
+TINY |= {
     "qwen3.5": TinyHybrid("Qwen3_5", DELTA, config="Qwen3_5Text", published=INTERVAL),
 }
-"""Families whose layers have recurrent states."""
