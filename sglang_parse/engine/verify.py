@@ -277,6 +277,16 @@ class Verifier:
         last_ids = before.last_tokens([batch.reqs[i] for i in decoding]) if before else None
         return self.decode(batch, decoding, last_ids)
 
+    def settle(
+        self,
+        batch: ScheduleBatch,
+        results: Sequence[TargetResult],
+        tokens: Sequence[Sequence[int]],
+    ) -> None:
+        """Takes back what rejected rows changed; ``tokens``: per request what was output."""
+        if self.states is not None:
+            self.states.settle(batch, [(one.index, one.num_tokens) for one in results], tokens)
+
     def decode(
         self, batch: ScheduleBatch, indices: Sequence[int], last_ids: torch.Tensor | None = None
     ) -> TargetForward:
