@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,8 +105,8 @@ def causal_conv1d_fn(
     activation: str | None = "silu",
     **_: Any,
 ) -> torch.Tensor:
-    """x [channels, tokens] of all requests; ``conv_states`` [slots, channels, width - 1] are updated
-    in place."""
+    """x [channels, tokens] of all requests; ``conv_states`` [slots, channels, width - 1] are
+    updated in place."""
     out, (channels, width), bounds = torch.empty_like(x), weight.shape, query_start_loc.tolist()
     for i, slot in enumerate(cache_indices.tolist()):
         rows = slice(bounds[i], bounds[i + 1])
@@ -162,6 +163,10 @@ def fused_sigmoid_mul(
     return attn_output * torch.sigmoid(gate.reshape(attn_output.shape))
 
 
+def _of_this_machine(original: Callable, device: Any = None) -> Any:
+    return torch.cpu if device is None else original(device)
+
+
 _KERNELS, _FLA = "sglang.kernels.ops", "sglang.kernels.ops.attention.fla"
 _GDN = "sglang.srt.layers.attention.linear.kernels.gdn_triton.TritonGDNKernel"
 _CONV = f"{_KERNELS}.mamba.causal_conv1d_triton"
@@ -178,10 +183,13 @@ PATCH = Patch(
         f"{_FLA}.fused_norm_gate.FusedRMSNormGated.forward": replace(_norm_gated),
         f"{_KERNELS}.elementwise.elementwise._launch_fused_gate_sigmoid_mul": replace(_gate_shared),
         f"{_KERNELS}.elementwise.elementwise.fused_sigmoid_mul": replace(fused_sigmoid_mul),
+        "torch.get_device_module": around(_of_this_machine),
     },
     why="SGLang runs the gated delta rule, its convolution, gates and norms in Triton kernels, or "
-    "in compiled kernels for CPUs with AMX; a CPU without them has neither.",
-    how="the same in plain PyTorch, token by token. Only on machines without an accelerator.",
+    "in compiled kernels for CPUs with AMX; a CPU without them has neither. Qwen3-Next's norm asks "
+    "PyTorch for the module of the accelerator, which is CUDA's in a build with CUDA.",
+    how="the same in plain PyTorch, token by token; the module is the CPU's. Only on machines "
+    "without an accelerator.",
     removed_when="these layers have a PyTorch path.",
     is_needed=on_cpu_only,
 )

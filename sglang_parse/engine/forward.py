@@ -161,6 +161,9 @@ def run_forward(
     )
     # Questions share positions with later draft tokens: SGLang cannot derive them.
     forward_batch.positions = on_device(layout.positions(), device)
+    if forward_batch.mrope_positions is not None:
+        shifts = on_device(_image_shifts(batch, parts), device)
+        forward_batch.mrope_positions = (forward_batch.positions + shifts).expand(3, -1)
     graphs = target.pass_graphs if layout.is_causal else ()
     whole = next((one for one in graphs if one.fits(forward_batch)), None)
     if whole is not None:
@@ -173,6 +176,15 @@ def run_forward(
     # The next replay of SGLang's CUDA graph writes to the same memory.
     hidden = output.hidden_states.clone() if capture else None
     return ForwardOutput(output.next_token_logits, hidden, graph)
+
+
+def _image_shifts(batch: ScheduleBatch, parts: Sequence[RequestRows]) -> list[int]:
+    """[rows] how far positions of three axes are from a row's, behind a prompt's images."""
+    inputs = batch.multimodal_inputs or [None] * len(batch.reqs)
+    of_parts = ((inputs[part.index], part.layout.num_rows) for part in parts)
+    return [
+        int(one.mrope_position_delta) if one else 0 for one, count in of_parts for _ in range(count)
+    ]
 
 
 def graph_sizes(runner: Any) -> Sequence[int]:
@@ -191,6 +203,7 @@ def _batch_view(
     view = select_requests(batch, indices, [r.kv_len for r in layout.requests], ids)
     spans = [(r.prefix_len, r.kv_len) for r in layout.requests]
     view.out_cache_loc = slots_of(batch, view.reqs, spans)
+    view.multimodal_inputs = [None] * len(parts)  # no row is of an image
     view.extend_lens = [r.num_rows for r in layout.requests]
     view.prefix_lens = [r.prefix_len for r in layout.requests]
     view.extend_num_tokens = layout.num_rows

@@ -1,4 +1,4 @@
-"""Recurrent states of a hybrid target: what a verify pass changes in them, and how it is taken back.
+"""Recurrent states of a hybrid target: what a verify pass changes in them, and how it returns.
 
 Linear attention, Mamba and short convolutions have one state per request, which every row of a
 forward advances in place. KV of a rejected token is overwritten by the next one's; the token's part
@@ -59,7 +59,7 @@ class StateKeeper:
             return
         slots = self._slots(batch, indices)
         for state, copy in zip(self._states, self._copies, strict=True):
-            copy[:, : len(indices)] = state[:, slots]
+            torch.index_select(state, 1, slots, out=copy[:, : len(indices)])
 
     def settle(
         self,
@@ -98,10 +98,10 @@ class StateKeeper:
     def _put_back(self, batch: ScheduleBatch, indices: Sequence[int]) -> None:
         if not indices:
             return
-        slots = self._slots(batch, indices)
-        places = on_device([self._copied[i] for i in indices], slots.device)
-        for state, copy in zip(self._states, self._copies, strict=True):
-            state[:, slots] = copy[:, places]
+        for index, slot in zip(indices, self._slots(batch, indices).split(1), strict=True):
+            place = self._copied[index]
+            for state, copy in zip(self._states, self._copies, strict=True):
+                state.index_copy_(1, slot, copy[:, place : place + 1])
 
     def _slots(self, batch: ScheduleBatch, indices: Sequence[int]) -> torch.Tensor:
         """int64 [n] the requests' slots in the pool of states."""

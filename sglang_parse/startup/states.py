@@ -1,4 +1,4 @@
-"""Start-up settings of hybrid targets, which have a recurrent state per request (``engine.states``)."""
+"""Start-up settings of hybrid targets, which have a recurrent state per request."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "enable_unified_memory": (False,),
     "enable_hierarchical_cache": (False,),
     "enable_streaming_session": (False,),
+    "enable_lora": (None, False),
+    "lora_paths": (None,),
 }
 """SGLang's settings -> the values that PARSE was seen to serve recurrent states with."""
 
@@ -59,5 +61,5 @@ def resolve_states(server_args: Any, target: Any) -> None:
     if not args.disable_radix_cache:
         settings["mamba_radix_cache_strategy"] = "no_buffer"
     declare_resolution(server_args, "sglang_parse", **settings)
-    text = "PARSE: %s: no overlap, and a state in the prefix cache per answer (%s)"
-    logger.info(text, why, "no_buffer")
+    text = "PARSE: %s: no overlap schedule, and no state in the prefix cache but behind prompts and"
+    logger.info(f"{text} answers", why)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from support.client import Client, ids_of, parse_info, random_prompts, retractions
 from support.families import TINY
-from support.servers import ALWAYS, SEED, SMALL_CHUNKS, Start, parse_flags, served
+from support.servers import (
+    ALWAYS,
+    SEED,
+    SMALL_CHUNKS,
+    Start,
+    parse_flags,
+    served,
+    two_ranks_environment,
+)
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
 DRAFT, PLAIN = {"drafting": "always", "trace": True}, {"enabled": False}
@@ -20,14 +27,24 @@ pytestmark = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
 
 
 @pytest.fixture(scope="module")
-def client(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """In token mode, with slots for about half of twelve requests."""
+def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     pair = TINY["qwen3.5"].pair(tmp_path_factory.mktemp("states"))
-    flags = ("--parse-verification", "token", "--parse-draft-tokens", "8", *SEED, *ALWAYS)
-    tight = ("--max-total-tokens", "500", "--max-mamba-cache-size", "36", *SMALL_CHUNKS)
+    token = ("--parse-verification", "token", "--parse-draft-tokens", "8")
+    return parse_flags(pair, *token, *SEED, *ALWAYS, *SMALL_CHUNKS)
+
+
+@pytest.fixture(scope="module")
+def client(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
+    """With slots for about half of twelve requests."""
+    tight = ("--max-total-tokens", "500", "--max-mamba-cache-size", "36")
     answers = ("--parse-reuse-answers", "100:shared")
-    flags = parse_flags(pair, *flags, *tight, *answers)
-    yield from served(start_server, "states-tight", *flags, **VARIABLES)
+    yield from served(start_server, "states-tight", *flags, *tight, *answers, **VARIABLES)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
+    with two_ranks_environment():
+        yield from served(start_server, "states-ranks", *flags, "--tp-size", "2", **VARIABLES)
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +99,11 @@ def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
     answers = [client.generate(turn, **LIMIT, parse=DRAFT)]
     client.flush()
     assert ids_of(answers) == ids_of([client.generate(turn, **LIMIT, parse=PLAIN)])
+
+
+def test_two_ranks(two_ranks: Client, expected: dict):
+    """Each rank copies its own part of a state."""
+    answers = two_ranks.generate_all([*map(list, expected)], 12, **LIMIT, parse=DRAFT)
+    assert ids_of(answers) == [*expected.values()]
+    assert sum(parse_info(answer)["accepted_tokens"] for answer in answers) > 0
+    two_ranks.assert_nothing_lost()

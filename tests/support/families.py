@@ -73,6 +73,8 @@ DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_conv_ke
 DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4}
 DELTA |= {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 INTERVAL = {"full_attention_interval": 4}
+AXES = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+AXES |= {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,30 @@ class TinyHybrid(Tiny):
         return target, draft
 
 
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+MAMBA |= {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_chunk_size": 16}
 TINY |= {
-    "qwen3.5": TinyHybrid("Qwen3_5", DELTA, config="Qwen3_5Text", published=INTERVAL),
+    "falcon-h1": TinyHybrid("FalconH1", MAMBA | {"mamba_d_ssm": 128}),
+    "granite-4": TinyHybrid(
+        "GraniteMoeHybrid",
+        MAMBA
+        | {"layer_types": ["mamba", "mamba", "attention"], "num_hidden_layers": 3}
+        | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96}
+        | {"position_embedding_type": "rope"},
+    ),
+    "lfm2": TinyHybrid(
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+        | {"conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
+    ),
+    "qwen3-next": TinyHybrid(
+        "Qwen3Next",
+        DELTA
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"shared_expert_intermediate_size": 48, "mlp_only_layers": []},
+        published=INTERVAL,
+    ),
+    "qwen3.5": TinyHybrid(
+        "Qwen3_5", DELTA, config="Qwen3_5Text", published=INTERVAL | {"rope_parameters": AXES}
+    ),
 }
