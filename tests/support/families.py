@@ -122,6 +122,12 @@ TINY |= {
         {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
         | {"conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
     ),
+    "nemotron-h": TinyHybrid(
+        "NemotronH",
+        {"layers_block_type": ["mamba", "attention", "mamba", "mlp"], "num_hidden_layers": 4}
+        | {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 8}
+        | {"conv_kernel": 4, "chunk_size": 16},
+    ),
     "qwen3-next": TinyHybrid(
         "Qwen3Next",
         DELTA
