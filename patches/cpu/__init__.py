@@ -5,10 +5,12 @@ from __future__ import annotations
 from sglang_parse.patches.base import Patch
 from sglang_parse.patches.cpu import (
     draft_steps_cpu,
+    gdn_cpu,
     gloo_cpu,
     guard_cpu,
     kv_copy_cpu,
     lora_cpu,
+    mamba_cpu,
     mla_cpu,
     req_to_token_cpu,
     rotary_cpu,
@@ -19,7 +21,7 @@ from sglang_parse.patches.cpu import (
 )
 
 MODULES = (
-    *(draft_steps_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu, mla_cpu),
+    *(draft_steps_cpu, gdn_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu, mamba_cpu, mla_cpu),
     *(req_to_token_cpu, rotary_cpu, softcap_cpu, tree_cpu, verify_sampling_cpu, windows_cpu),
 )
 PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)

@@ -63,7 +63,8 @@ class RequestState:
             (``engine.logits.adjust.OutputCounts``).
         output_ids: output tokens on the host.
         committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those of
-            them that the last prefill wrote.
+            them that the last prefill wrote; ``state_lag``: the last of them that the target's
+            recurrent state, if it has one, lacks.
         num_inflight: decode tokens that are not on the host yet.
         num_decoded: output tokens of decode steps, and of the EAGLE-3 head's drafts.
         is_thinking, num_scanned: a think block is open after the first ``num_scanned`` tokens.
@@ -92,6 +93,7 @@ class RequestState:
     output_ids: list[int] = field(default_factory=list)
     committed: int = 0
     prefilled_len: int = 0
+    state_lag: int = 0
     num_inflight: int = 0
     num_decoded: int = 0
     is_thinking: bool = False
@@ -131,6 +133,7 @@ class RequestState:
         self.phase = Phase.PLAIN if self.policy.is_plain else Phase.DRAFTING
         self.draft, self.in_segment = Draft(), False
         self.committed = self.prefilled_len = prefilled_len
+        self.state_lag = 0
         self.draft_kv_len, self.draft_kv_found = 0, False
         num_lost = max(0, len(self.output_ids) - len(output_ids))  # or begun by another server
         self.telemetry.take_back(num_lost, len(self.output_ids))

@@ -41,7 +41,8 @@ def select_requests(
     if input_ids is not None and not isinstance(input_ids, torch.Tensor):
         input_ids = on_device(input_ids, batch.device)
     view.input_ids = input_ids
-    view.multimodal_inputs = None
+    inputs = batch.multimodal_inputs
+    view.multimodal_inputs = [inputs[i] for i in indices] if inputs else None
     view.return_logprob = False
     view.sampling_info = None
     return view

@@ -50,43 +50,59 @@ class RequestRows:
     num_token_rows: int
 
     @property
+    def drafted_ids(self) -> list[int]:
+        """The input ids of the token rows behind the first, which is the anchor's."""
+        start = self.logits_rows[0] + 1
+        return self.token_ids[start : start + self.num_token_rows - 1]
+
+    @property
     def token_rows(self) -> tuple[int, ...]:
         """Row k's logits give the next token after k draft tokens."""
         return self.logits_rows[: self.num_token_rows]
 
 
 def decode_rows(index: int, req: Req, proposed: Sequence[int] = ()) -> RequestRows:
-    """The anchor and what an EAGLE-3 head proposes after it, with logits for all of them."""
-    num_rows = 1 + len(proposed)
-    layout = RequestLayout(prefix_len=req.parse_state.committed_len, num_draft_rows=num_rows)
-    ids = [req.parse_state.output_ids[-1], *proposed]
-    return RequestRows(index, layout, ids, tuple(range(num_rows)), num_rows)
+    """The anchor and what an EAGLE-3 head proposes after it, with logits for all of them; before
+    them the tokens that a recurrent state lacks."""
+    lag, num_rows = req.parse_state.state_lag, 1 + len(proposed)
+    start = req.parse_state.committed_len - lag
+    layout = RequestLayout(prefix_len=start, num_draft_rows=lag + num_rows)
+    ids = sequence_slice(req, start, start + lag + num_rows, proposed)
+    return RequestRows(index, layout, ids, tuple(range(lag, lag + num_rows)), num_rows)
+
+
+def replay_rows(index: int, req: Req) -> RequestRows:
+    """The tokens that a recurrent state lacks."""
+    lag, end = req.parse_state.state_lag, req.parse_state.committed_len
+    layout = RequestLayout(prefix_len=end - lag, num_draft_rows=lag)
+    return RequestRows(index, layout, sequence_slice(req, end - lag, end), (lag - 1,), 1)
 
 
 def verify_rows(index: int, req: Req) -> RequestRows:
-    """The anchor, the draft up to its last prefix, and the questions.
+    """The anchor, the draft up to its last prefix, and the questions; before them the tokens that a
+    recurrent state lacks.
 
     The target's choice is needed after the anchor and after every draft token, because each of them
     may be the last accepted one.
     """
-    committed, draft = req.parse_state.committed_len, req.parse_state.draft
-    num_draft_rows = 1 + draft.num_verified
+    lag, draft = req.parse_state.state_lag, req.parse_state.draft
+    start, num_tokens = req.parse_state.committed_len - lag, 1 + draft.num_verified
     asked = [
-        (end + 1, ids)
+        (lag + end + 1, ids)
         for end, ids in zip(draft.prefix_ends, draft.question_ids, strict=True)
         if ids
     ]
     layout = RequestLayout(
-        prefix_len=committed,
-        num_draft_rows=num_draft_rows,
+        prefix_len=start,
+        num_draft_rows=lag + num_tokens,
         visible_lens=tuple(visible for visible, _ in asked),
         question_lens=tuple(len(question) for _, question in asked),
     )
-    ids = sequence_slice(req, committed, committed + num_draft_rows, draft.token_ids)
+    ids = sequence_slice(req, start, start + lag + num_tokens, draft.token_ids)
     for _, question in asked:
         ids.extend(question)
-    token_rows = tuple(range(num_draft_rows))
-    return RequestRows(index, layout, ids, token_rows + layout.verdict_rows, num_draft_rows)
+    token_rows = tuple(range(lag, lag + num_tokens))
+    return RequestRows(index, layout, ids, token_rows + layout.verdict_rows, num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +161,9 @@ def run_forward(
     )
     # Questions share positions with later draft tokens: SGLang cannot derive them.
     forward_batch.positions = on_device(layout.positions(), device)
+    if forward_batch.mrope_positions is not None:
+        shifts = on_device(_image_shifts(batch, parts), device)
+        forward_batch.mrope_positions = (forward_batch.positions + shifts).expand(3, -1)
     graphs = target.pass_graphs if layout.is_causal else ()
     whole = next((one for one in graphs if one.fits(forward_batch)), None)
     if whole is not None:
@@ -157,6 +176,15 @@ def run_forward(
     # The next replay of SGLang's CUDA graph writes to the same memory.
     hidden = output.hidden_states.clone() if capture else None
     return ForwardOutput(output.next_token_logits, hidden, graph)
+
+
+def _image_shifts(batch: ScheduleBatch, parts: Sequence[RequestRows]) -> list[int]:
+    """[rows] how far positions of three axes are from a row's, behind a prompt's images."""
+    inputs = batch.multimodal_inputs or [None] * len(batch.reqs)
+    of_parts = ((inputs[part.index], part.layout.num_rows) for part in parts)
+    return [
+        int(one.mrope_position_delta) if one else 0 for one, count in of_parts for _ in range(count)
+    ]
 
 
 def graph_sizes(runner: Any) -> Sequence[int]:
@@ -175,6 +203,7 @@ def _batch_view(
     view = select_requests(batch, indices, [r.kv_len for r in layout.requests], ids)
     spans = [(r.prefix_len, r.kv_len) for r in layout.requests]
     view.out_cache_loc = slots_of(batch, view.reqs, spans)
+    view.multimodal_inputs = [None] * len(parts)  # no row is of an image
     view.extend_lens = [r.num_rows for r in layout.requests]
     view.prefix_lens = [r.prefix_len for r in layout.requests]
     view.extend_num_tokens = layout.num_rows

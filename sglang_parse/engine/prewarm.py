@@ -138,6 +138,7 @@ def _padding_batch(engine: Engine) -> ScheduleBatch:
         req_pool_indices=on_device([PADDING_ROW], runner.device),
         req_to_token_pool=runner.req_to_token_pool,
         return_logprob=False,
+        multimodal_inputs=[None],
     )
     batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
     return batch

@@ -73,6 +73,8 @@ class Schedule:
         self.block_size = max(kind.size for kind in kinds)
         """Tokens that a draft forward may write."""
         self.max_questions = config.max_questions  # of every plan
+        self.max_verified = 0
+        """Drafts that a pass may verify; 0 for any number."""
         lookahead = max(kind.lookahead_rows for kind in kinds)
         self.block_rows = 1 + lookahead if self.block_size > 1 else 0
         self._planned: IterationPlan | None = None
@@ -145,6 +147,7 @@ class Schedule:
             sum(_is_plain(reqs[i]) for i in decoding),
             may_join=may_join and all(self._completes_soon(reqs[i]) for i in drafting),
         )
+        num_verified = min(num_verified, self.max_verified or num_verified)
         waiting = complete[num_verified:] + ([] if draft_chunk else drafting)
         for i in waiting:
             grants[i] = KvGrant(Action.WAIT, None)

@@ -145,6 +145,7 @@ class Step:
         self.result.logits_output = forward.output
         self._forward_watch.stop(forward.made)
         tokens = [one.tokens for one in accepted]
+        engine.verifier.settle(self.batch, results, tokens)
         if engine.eagle is not None:
             with self._head_watch:
                 engine.eagle.draft_extend(self.batch, results, forward.hidden, tokens)

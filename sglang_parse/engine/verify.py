@@ -34,6 +34,7 @@ from sglang_parse.engine.logits.rows import LogitsRows
 from sglang_parse.engine.logits.sampling import prepare_rows
 from sglang_parse.engine.requests import asks_logprobs, is_adjusted, needs_hidden_states
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
+from sglang_parse.engine.states import StateKeeper
 from sglang_parse.engine.target import TargetModel
 
 
@@ -80,7 +81,7 @@ class TargetResult:
     def of(cls, part: RequestRows, action: Action) -> TargetResult:
         num_tokens = part.num_token_rows
         num_answers = len(part.logits_rows) - num_tokens
-        proposed = part.token_ids[1:] if action is Action.EAGLE_DECODE else ()
+        proposed = part.drafted_ids if action is Action.EAGLE_DECODE else ()
         return cls(part.index, action, part.layout.num_rows, num_tokens, num_answers, proposed)
 
     @property
@@ -240,7 +241,12 @@ class Verifier:
     Args:
         judge: where verdicts come from; None in token mode.
         is_masked: verify in the layout ``mask``, otherwise in ``alias``.
+
+    Attributes:
+        states: of a hybrid target, once its pools are allocated.
     """
+
+    states: StateKeeper | None = None
 
     def __init__(self, target: TargetModel, judge: Judge | None, *, is_masked: bool) -> None:
         self.target, self.judge, self.is_masked = target, judge, is_masked
@@ -261,12 +267,25 @@ class Verifier:
             before: the forward launched last, while it is in flight.
         """
         decoding = by_action[Action.DECODE]
-        if by_action[Action.VERIFY] or by_action[Action.EAGLE_DECODE]:
+        if self.states is not None:
+            self.states.save(batch, by_action[Action.VERIFY])
+        lags = any(batch.reqs[i].parse_state.state_lag for i in decoding)
+        if lags or by_action[Action.VERIFY] or by_action[Action.EAGLE_DECODE]:
             return self.verify(batch, by_action[Action.VERIFY], proposals, decoding)
         if not decoding:
             return None
         last_ids = before.last_tokens([batch.reqs[i] for i in decoding]) if before else None
         return self.decode(batch, decoding, last_ids)
+
+    def settle(
+        self,
+        batch: ScheduleBatch,
+        results: Sequence[TargetResult],
+        tokens: Sequence[Sequence[int]],
+    ) -> None:
+        """Takes back what rejected rows changed; ``tokens``: per request what was output."""
+        if self.states is not None:
+            self.states.settle(batch, [(one.index, one.num_tokens) for one in results], tokens)
 
     def decode(
         self, batch: ScheduleBatch, indices: Sequence[int], last_ids: torch.Tensor | None = None
@@ -441,8 +460,8 @@ def _token_rows(
     for part in parts:
         req, count = reqs[part.index], part.num_token_rows
         if belongs(req):
-            drafted = part.token_ids[1:count]
-            found.append(LogitsRows(req, start, count, req.parse_state.output_ids, drafted))
+            before, drafted = req.parse_state.output_ids, part.drafted_ids
+            found.append(LogitsRows(req, start, count, before, drafted))
         start += len(part.logits_rows)
     return found
 
@@ -477,7 +496,7 @@ def _score(
     hidden: torch.Tensor | None,
 ) -> torch.Tensor:
     """fp32 [token rows, 4] their ``Head.scores``, 0 without a head, and ``next_likelihoods``."""
-    next_ids = [token for part in parts for token in (*part.token_ids[1 : part.num_token_rows], 0)]
+    next_ids = [token for part in parts for token in (*part.drafted_ids, 0)]
     likelihoods = next_likelihoods(logits, index, next_ids)
     if head is None:
         return torch.nn.functional.pad(likelihoods, (2, 0))

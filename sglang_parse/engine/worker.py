@@ -24,6 +24,7 @@ from sglang_parse.engine.overlap import Pipeline
 from sglang_parse.engine.prefill import prefill
 from sglang_parse.engine.prewarm import prewarm
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
+from sglang_parse.engine.states import keeper_of
 
 
 class ParseWorker(BaseSpecWorker):
@@ -77,6 +78,8 @@ class ParseWorker(BaseSpecWorker):
 
     def alloc_memory_pool(self, **pools: Any) -> None:
         super().alloc_memory_pool(**pools)
+        states = self.engine.verifier.states = keeper_of(self.engine.verifier.target)
+        self.engine.schedule.max_verified = states.num_copies if states else 0
         if self.engine.eagle is not None:
             self.engine.eagle.alloc_memory_pool(**pools)
 
@@ -121,6 +124,9 @@ class ParseWorker(BaseSpecWorker):
         if req is None:
             return
         del self._running[id(req)]
+        state = req.parse_state
+        if self.engine.verifier.states and req.owned_kv_len() != state.committed - state.state_lag:
+            req.skip_radix_cache_insert = True  # its state belongs to other tokens than its KV
         with contain_request(None, "keeping an answer"):
             admission.finish(self.engine, req)
         if self.engine.drafter is None or get_memory().disable_radix_cache:

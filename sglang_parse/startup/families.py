@@ -26,7 +26,7 @@ WHY = {
     Attention.POOLS: "which PARSE was not seen to serve in this class",
     Attention.CHUNKS: "which PARSE was not seen to serve",
     Attention.SPARSE: "which PARSE was not seen to serve: SGLang runs it on GPUs only",
-    Attention.STATES: "whose state cannot return to an earlier token",
+    Attention.STATES: "which PARSE was not seen to serve in this class",
 }
 """Attention -> why a model with it is refused unless its family is in the table as seen."""
 MTP = "with SGLang's own --speculative-algorithm EAGLE, which drafts with its MTP layer"
@@ -152,8 +152,9 @@ FAMILIES = (
         Attention.SPARSE,
         instead=MTP,
     ),
+    Family("Qwen3.5, text", ("Qwen3_5ForCausalLM",), Attention.STATES, ON_CPU, judges=UNASKED),
     Family(
-        "Qwen3-Next, Qwen3.5, Granite 4, Falcon-H1, Nemotron-H, LFM2, Kimi Linear",
+        "Qwen3-Next, Qwen3.5 with images, Granite 4, Falcon-H1, Nemotron-H, LFM2, Kimi Linear",
         (),
         Attention.STATES,
     ),
@@ -238,9 +239,12 @@ def _may_have_pools(model: Any) -> bool:
 def refusal(model: Any, *, is_draft: bool) -> str:
     """Describes why a ``ModelConfig`` is refused; "" if it is served."""
     family = family_of(model)
+    name = model.hf_config.architectures[0]
+    known = f"{name} ({family.name})" if name in family.architectures else name
+    found = f"a {known} with {family.attention}"
+    if is_draft and family.attention is Attention.STATES:
+        return f"{found}, whose state would have to follow what is kept of each draft"
     # A draft's rows are causal, and its KV is in one pool (the patch ``draft_models``).
     if family.seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
         return ""
-    name = model.hf_config.architectures[0]
-    known = f"{name} ({family.name})" if name in family.architectures else name
-    return f"a {known} with {family.attention}, {_why(family)}"
+    return f"{found}, {_why(family)}"

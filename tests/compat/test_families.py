@@ -226,6 +226,44 @@ def test_attention_in_chunks_is_refused(pools: dict, tmp_path: Path):
         launch((pools["gpt-oss"][0], chunked), *TOKEN, *TINY["gpt-oss"].flags, ask=False)
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return TINY["qwen3.5"].pair(tmp_path_factory.mktemp("hybrid"))
+
+
+def test_settings_of_a_hybrid_target(hybrid: tuple[Path, Path]):
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    args = resolved_view(launch(hybrid, *TOKEN, ask=False))
+    assert args.mamba_radix_cache_strategy == "no_buffer"
+    assert args.disable_overlap_schedule
+
+
+@pytest.mark.parametrize(
+    ("flags", "fix"),
+    [
+        (("--page-size", "16"), "page-size is 16.*leave it out"),
+        (("--mamba-radix-cache-strategy", "extra_buffer"), "'extra_buffer'.*leave it out"),
+        (("--enable-streaming-session",), "streaming-session is True.*leave it out"),
+        (("--parse-overlap", "on"), "overlap is 'on'.*Fix: use auto"),
+    ],
+)
+def test_settings_without_a_hybrid_target(hybrid: tuple[Path, Path], flags: tuple, fix: str):
+    with pytest.raises(Exception, match=fix):
+        launch(hybrid, *TOKEN, *flags, ask=False)
+
+
+def test_questions_to_a_hybrid_target(hybrid: tuple[Path, Path]):
+    with pytest.raises(Exception, match="questions, .*with a target of linear att.*Fix: use"):
+        launch(hybrid)
+
+
+def test_a_hybrid_draft(hybrid: tuple[Path, Path]):
+    target, draft = hybrid
+    with pytest.raises(Exception, match="Qwen3_5ForCausalLM with linear.*--parse-draft-url"):
+        launch((draft, target), *TOKEN, ask=False)
+
+
 def test_the_command(latent: tuple[Path, Path], monkeypatch, capsys, tmp_path: Path):
     monkeypatch.setattr(cli, "end_on_sigterm", lambda: None)
     monkeypatch.setattr("sglang_parse.client.program.Console", lambda **_: Console(width=400))

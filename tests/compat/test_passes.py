@@ -25,6 +25,20 @@ PARTS = [
 DRAFTED, PROPOSALS, DECODING = [0, 1], {2: [5], 3: []}, [4, 5]
 
 
+def test_rows_repeat_what_a_state_lacks():
+    state = RequestState(RequestPolicy(threshold=0.5), output_ids=[4, 5, 6, 7], committed=6)
+    state.draft.token_ids, state.state_lag = [8, 9], 2
+    req = SimpleNamespace(origin_input_ids=[1, 2, 3], parse_state=state)
+    replay, decode, verify = (
+        rows(0, req) for rows in (forward.replay_rows, forward.decode_rows, forward.verify_rows)
+    )
+    assert [part.layout.prefix_len for part in (replay, decode, verify)] == [4, 4, 4]
+    assert (replay.token_ids, replay.logits_rows) == ([5, 6], (1,))
+    assert (decode.token_ids, decode.logits_rows) == ([5, 6, 7], (2,))
+    assert (verify.token_ids, verify.logits_rows) == ([5, 6, 7, 8, 9], (2, 3, 4))
+    assert (decode.drafted_ids, verify.drafted_ids) == ([], [8, 9])
+
+
 class Launched:
     """A verify pass of a target that gives row r of request i the logit 100 i + r."""
 

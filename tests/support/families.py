@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -188,6 +189,77 @@ TINY = {
     "mellum": Tiny("Mellum", WINDOWS | EXPERTS),
     "mimo-v2": Tiny(
         "MiMoV2Flash", MIMO, ("--trust-remote-code",), remote=MIMO_CONFIG, published=REMOTE
+    ),
+}
+
+
+QUIET = ("o_proj", "out_proj", "down_proj", "output_linear", "w2")
+"""Weights through which a layer adds to its input."""
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4}
+DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4}
+DELTA |= {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+INTERVAL = {"full_attention_interval": 4}
+AXES = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+AXES |= {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+
+
+@dataclass(frozen=True)
+class TinyHybrid(Tiny):
+    """Some of its layers have recurrent states, so that it can be no draft."""
+
+    def pair(self, folder: Path) -> tuple[Path, Path]:
+        """A target, and a model with full attention and the target's embeddings as its draft.
+
+        Their layers add so little to the embeddings that they choose the same token half of the
+        time, and so much that half of the tokens depend on them.
+        """
+        target, _ = super().pair(folder / "hybrid")
+        _, draft = make_pair(folder / "full", PairShape(seed=6))
+        models = [load_model(path) for path in (target, draft)]
+        ends = [(model.get_input_embeddings(), model.get_output_embeddings()) for model in models]
+        with torch.no_grad():
+            for of_target, of_draft in zip(*ends, strict=True):
+                of_draft.weight.copy_(of_target.weight)
+            for model, path in zip(models, (target, draft), strict=True):
+                for name, parameter in model.named_parameters():
+                    parameter.mul_(0.01 if any(part in name for part in QUIET) else 1)
+                model.save_pretrained(path)
+        path = target / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | self.published))
+        return target, draft
+
+
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+MAMBA |= {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_chunk_size": 16}
+TINY |= {
+    "falcon-h1": TinyHybrid("FalconH1", MAMBA | {"mamba_d_ssm": 128}),
+    "granite-4": TinyHybrid(
+        "GraniteMoeHybrid",
+        MAMBA
+        | {"layer_types": ["mamba", "mamba", "attention"], "num_hidden_layers": 3}
+        | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96}
+        | {"position_embedding_type": "rope"},
+    ),
+    "lfm2": TinyHybrid(
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+        | {"conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
+    ),
+    "nemotron-h": TinyHybrid(
+        "NemotronH",
+        {"layers_block_type": ["mamba", "attention", "mamba", "mlp"], "num_hidden_layers": 4}
+        | {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 8}
+        | {"conv_kernel": 4, "chunk_size": 16},
+    ),
+    "qwen3-next": TinyHybrid(
+        "Qwen3Next",
+        DELTA
+        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"shared_expert_intermediate_size": 48, "mlp_only_layers": []},
+        published=INTERVAL,
+    ),
+    "qwen3.5": TinyHybrid(
+        "Qwen3_5", DELTA, config="Qwen3_5Text", published=INTERVAL | {"rope_parameters": AXES}
     ),
 }
 

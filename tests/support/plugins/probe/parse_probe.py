@@ -333,7 +333,9 @@ def tree_paths(slots: list[int], previous: list[int]) -> list[list[int]]:
 def kv_fingerprint(runner: Any, slots: list[int]) -> list[float]:
     """One number per slot: the last layer's values, which depend on the whole context."""
     pool = runner.token_to_kv_pool
-    values = pool.get_value_buffer(pool.start_layer + pool.layer_num - 1)[slots].flatten(1).double()
+    layers = getattr(pool, "full_attention_layer_id_mapping", None)  # of a hybrid model
+    last = max(layers) if layers else pool.start_layer + pool.layer_num - 1
+    values = pool.get_value_buffer(last)[slots].flatten(1).double()
     weights = values.new_tensor([(1 + i % 7) * (-1) ** i for i in range(values.shape[1])])
     return (values @ weights).nan_to_num(nan=1e30).tolist()  # JSON has no NaN
 

@@ -1,0 +1,65 @@
+"""Start-up settings of hybrid targets, which have a recurrent state per request."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+from sglang.srt.runtime_context import get_schedule
+
+from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.startup.families import Attention, attention_of
+from sglang_parse.startup.models import flag_of, require
+
+logger = logging.getLogger(__name__)
+
+MAX_COPIES = 8
+"""States copied at once, one per verified draft: Qwen3.5-27B's take 1.2 GB."""
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "page_size": (None, 1),
+    "mamba_radix_cache_strategy": ("auto", "no_buffer"),
+    "enable_linear_replayssm": (False,),
+    "enable_linear_replayssm_spec": (False,),
+    "enable_int8_mamba_checkpoint": (False,),
+    "enable_page_major_kv_layout": (False,),
+    "enable_unified_memory": (False,),
+    "enable_hierarchical_cache": (False,),
+    "enable_streaming_session": (False,),
+    "enable_lora": (None, False),
+    "lora_paths": (None,),
+}
+"""SGLang's settings -> the values that PARSE was seen to serve recurrent states with."""
+
+
+def num_copies() -> int:
+    """How many states are copied at once."""
+    return min(get_schedule().max_running_requests or MAX_COPIES, MAX_COPIES)
+
+
+def resolve_states(server_args: Any, target: Any) -> None:
+    """Checks the settings of a hybrid target's server and sets those that PARSE determines; does
+    nothing for another target.
+
+    Args:
+        server_args: SGLang's ``ServerArgs``, whose models SGLang has not configured yet.
+        target: the target's ``ModelConfig``.
+
+    Raises:
+        AdmissionError: with setting, value and fix.
+    """
+    if attention_of(target) is not Attention.STATES:
+        return
+    args, overlap = resolving_view(server_args), ParseConfig.from_env().overlap
+    why = f"the target has {Attention.STATES}"
+    for name, values in _ALLOWED.items():
+        value = getattr(args, name)
+        require(value in values, flag_of(name), value, "leave it out", why=why)
+    fix = "use auto: what is kept of a draft decides from which state the next step starts"
+    require(overlap != "on", flag("overlap"), overlap, fix, why=why)
+    settings = {"disable_overlap_schedule": True}
+    if not args.disable_radix_cache:
+        settings["mamba_radix_cache_strategy"] = "no_buffer"
+    declare_resolution(server_args, "sglang_parse", **settings)
+    text = "PARSE: %s: no overlap schedule, and no state in the prefix cache but behind prompts and"
+    logger.info(f"{text} answers", why)

@@ -1,0 +1,109 @@
+"""A hybrid target, whose layers have recurrent states, short of slots for KV and states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from support.client import Client, ids_of, parse_info, random_prompts, retractions
+from support.families import TINY
+from support.servers import (
+    ALWAYS,
+    SEED,
+    SMALL_CHUNKS,
+    Start,
+    parse_flags,
+    served,
+    two_ranks_environment,
+)
+
+LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
+DRAFT, PLAIN = {"drafting": "always", "trace": True}, {"enabled": False}
+VARIABLES = {"SGLANG_MAMBA_CONV_DTYPE": "float32", "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
+VARIABLES |= {"SGLANG_TEST_RETRACT_INTERVAL": "5"}
+pytestmark = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    pair = TINY["qwen3.5"].pair(tmp_path_factory.mktemp("states"))
+    token = ("--parse-verification", "token", "--parse-draft-tokens", "8")
+    return parse_flags(pair, *token, *SEED, *ALWAYS, *SMALL_CHUNKS)
+
+
+@pytest.fixture(scope="module")
+def client(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
+    """With slots for about half of twelve requests."""
+    tight = ("--max-total-tokens", "500", "--max-mamba-cache-size", "36")
+    answers = ("--parse-reuse-answers", "100:shared")
+    yield from served(start_server, "states-tight", *flags, *tight, *answers, **VARIABLES)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
+    with two_ranks_environment():
+        yield from served(start_server, "states-ranks", *flags, "--tp-size", "2", **VARIABLES)
+
+
+@pytest.fixture(scope="module")
+def expected(client: Client) -> dict[tuple[int, ...], list[int]]:
+    prompts = random_prompts(12, 41)
+    answers = client.generate_all(prompts, 1, **LIMIT, parse=PLAIN)
+    return dict(zip(map(tuple, prompts), ids_of(answers), strict=True))
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_short_of_slots(client: Client, expected: dict, is_forced: bool):
+    """More drafts than a pass verifies, retractions, and states that leave the prefix cache."""
+    for _ in range(2):  # the second time earlier answers draft, too
+        client.flush()
+        with retractions(client, is_forced):
+            answers = client.generate_all([*map(list, expected)], 12, **LIMIT, parse=DRAFT)
+        assert ids_of(answers) == [*expected.values()]
+        infos = [parse_info(answer) for answer in answers]
+        num_retracted = sum(answer["meta_info"]["num_retractions"] for answer in answers)
+        assert num_retracted + sum(info["kv_truncated_drafts"] for info in infos) > 0
+        assert num_retracted > 0 or not is_forced
+    client.assert_nothing_lost()
+
+
+def test_turns_after_drafts_that_end_the_answer(client: Client, expected: dict):
+    """A state that consumed a draft's last token is one token ahead of the KV."""
+    tail, found = random_prompts(1, 43)[0], {}
+    for options in (PLAIN, DRAFT, DRAFT):  # the last time with the whole answer as drafts
+        client.flush()
+        for prompt in map(list, expected):
+            first = client.generate(prompt, **LIMIT, parse=options)
+            turn = [*prompt, *first["output_ids"], *tail]
+            second = client.generate(turn, **LIMIT, parse=options)
+            assert second["meta_info"]["cached_tokens"] == len(turn) - len(tail) - 1
+            both = ids_of([first, second])
+            assert both == found.setdefault(tuple(prompt), both)
+
+
+def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
+    client.flush()
+    prompt = [*next(iter(expected))]
+    with (
+        client.probe.fault("target-verify", "slow", seconds=0.4) as slow,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        job = pool.submit(client.generate, prompt, parse=DRAFT, top={"rid": "gone"}, **LIMIT)
+        slow.wait_fired()
+        client.abort("gone")
+        answer = job.result()
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    turn = [*prompt, *answer["output_ids"]]
+    answers = [client.generate(turn, **LIMIT, parse=DRAFT)]
+    client.flush()
+    assert ids_of(answers) == ids_of([client.generate(turn, **LIMIT, parse=PLAIN)])
+
+
+def test_two_ranks(two_ranks: Client, expected: dict):
+    """Each rank copies its own part of a state."""
+    answers = two_ranks.generate_all([*map(list, expected)], 12, **LIMIT, parse=DRAFT)
+    assert ids_of(answers) == [*expected.values()]
+    assert sum(parse_info(answer)["accepted_tokens"] for answer in answers) > 0
+    two_ranks.assert_nothing_lost()
