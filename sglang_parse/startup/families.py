@@ -17,8 +17,10 @@ TOKEN_MODE = f"{ON_CPU}, token mode only"
 ANY, UNREAD, UNASKED = "all", "question, likelihood, none", "likelihood, none"
 """Who verifies; "none" is token mode. ``UNREAD``: no head, as SGLang captures no layers, or other
 states than their outputs."""
-WINDOWLESS = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM")
-WINDOWLESS += ("Ministral3ForCausalLM", "PhiMoEForCausalLM", "Starcoder2ForCausalLM")
+WINDOWLESS = (
+    *("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM"),
+    *("Ministral3ForCausalLM", "PhiMoEForCausalLM", "Starcoder2ForCausalLM"),
+)
 """Classes of SGLang that give no layer the window of config.json."""
 WHY = {
     Attention.LATENT: "which PARSE was not seen to serve in this class",

@@ -66,6 +66,7 @@ class Tiny:
             others that SGLang does not read; None for one that they do not have.
         window: of transformers, where SGLang's is another.
         remote: code of the configuration that SGLang reads.
+        noise: of the draft; drafts are kept whole, in part and not at all.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Tiny:
     published: dict[str, Any] = field(default_factory=dict)
     window: int | None = None
     remote: str = ""
+    noise: float = 0.01
 
     @property
     def model(self) -> str:
@@ -99,7 +101,7 @@ class Tiny:
         """A target and a noisy copy as its draft."""
         config = getattr(transformers, f"{self.config or self.name}Config")
         kind = (self._with_vision if self.vision else config, getattr(transformers, self.model))
-        pair = make_pair(folder, PairShape(seed=5, noise=0.01), kind=kind, **self.sizes)
+        pair = make_pair(folder, PairShape(seed=5, noise=self.noise), kind=kind, **self.sizes)
         for file in (model / "config.json" for model in pair):
             config = json.loads(file.read_text()) | self.published
             dropped = [key for key, value in self.published.items() if value is None]
@@ -156,7 +158,7 @@ TINY = {
         # So high that it does not matter: SGLang's ``torch_native`` does not cap scores.
         | {"attn_logit_softcapping": 1000.0},
     ),
-    "gemma-3-images": Tiny("Gemma3", GEMMA_3, vision=IMAGES),
+    "gemma-3-images": Tiny("Gemma3", GEMMA_3, vision=IMAGES, noise=0.04),
     "olmo-3": Tiny(
         "Olmo3",
         WINDOWS,
