@@ -69,13 +69,13 @@ class Tiny:
     def architecture(self) -> str:
         return self.whole or f"{self.name}ForCausalLM"
 
-    def pair(self, folder: Path) -> tuple[Path, Path]:
+    def pair(self, folder: Path, noise: float = 0.01) -> tuple[Path, Path]:
         """A target and a noisy copy as its draft."""
         config = getattr(transformers, f"{self.config or self.name}Config")
         if self.whole:
             config = partial(_whole_config, config)
         kind = (config, getattr(transformers, self.architecture))
-        pair = make_pair(folder, PairShape(seed=5, noise=0.01), kind=kind, **self.sizes)
+        pair = make_pair(folder, PairShape(seed=5, noise=noise), kind=kind, **self.sizes)
         for path in pair if self.remote else ():
             (path / "remote.py").write_text(self.remote)
             read = json.loads((path / "config.json").read_text())
