@@ -108,9 +108,10 @@ class Schedule:
 
         Source: ``sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode``.
         """
-        batch.maybe_evict_swa()
         plan = self.plan_iteration(batch, batch.reqs)
         self.invalidate()
+        # After planning: SGLang has checked this plan, and one with more slots may not fit.
+        batch.maybe_evict_swa()
         for req, grant in zip(batch.reqs, plan.grants, strict=True):
             req.decode_batch_idx += 1
             _take(batch, req, grant)

@@ -124,7 +124,7 @@ FAMILIES = (
         ("GptOssForCausalLM",),
         Attention.POOLS,
         ON_CPU,
-        "gpt-oss-20b, which pays little alone",
+        f"gpt-oss-20b, which saves little; {TEXTS}",
         UNASKED,
     ),
     Family(
@@ -132,9 +132,18 @@ FAMILIES = (
         ("Gemma4ForConditionalGeneration",),
         Attention.POOLS,
         ON_CPU,
+        "Gemma 4 E2B, E4B",
+        UNASKED,
+    ),
+    Family("MiMo-V2-Flash", ("MiMoV2FlashForCausalLM",), Attention.POOLS, ON_CPU, judges=UNASKED),
+    Family(
+        "Granite Swash, Laguna, Mellum 2",
+        ("GraniteSWAForCausalLM", "LagunaForCausalLM", "MellumForCausalLM"),
+        Attention.POOLS,
+        ON_CPU,
         judges=UNASKED,
     ),
-    Family("MiMo-V2, Step 3.5 and others with such windows", (), Attention.POOLS),
+    Family("Step 3.5 and others with such windows", (), Attention.POOLS),
     Family("Llama 4", (), Attention.CHUNKS),
     Family(
         "DeepSeek V4",

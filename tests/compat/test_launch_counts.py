@@ -340,7 +340,7 @@ def test_room_for_a_chunk_and_its_verification(free: int, has_room: bool):
     pool = SimpleNamespace(available_size=lambda: free, page_size=1)
     batch.token_to_kv_pool_allocator = pool
     batch.tree_cache = SimpleNamespace(
-        token_to_kv_pool_allocator=pool, evictable_size=lambda: 0, supports_mamba=lambda: False
+        token_to_kv_pool_allocator=pool, evictable_size=lambda: 0, supports_swa=lambda: False
     )
     config = ParseConfig(draft_chunk=CHUNK, max_prefixes=1)
     schedule = Schedule(config, Controller(Limits.of(config, 5)), max_question_len=5)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -30,20 +31,37 @@ SERVERS = {
     "no-cache": (*CHUNKS, *OVERLAP, "--max-total-tokens", "560", "--disable-radix-cache"),
     "one-pool": ("--max-total-tokens", "400", *CHUNKS, "--disable-hybrid-swa-memory"),
 }
+EQUAL = "overlap"
+"""Where the draft is the target itself."""
 MORE = pytest.mark.nightly("tests/e2e/test_pools.py::test_many_at_a_time")
 CASES = [
     ("gpt-oss", "pages"),
-    *(pytest.param(("gpt-oss", kind), marks=MORE) for kind in ("overlap", "no-cache", "one-pool")),
+    *(
+        pytest.param(case, marks=MORE)
+        for case in (
+            *(("gpt-oss", EQUAL), ("gpt-oss", "no-cache"), ("gpt-oss", "one-pool")),
+            *(("gemma-4", EQUAL), ("gemma-4", "pages")),
+        )
+    ),
 ]
+
+
+class Tight(NamedTuple):
+    """A server short of KV slots, and its target's folder."""
+
+    client: Client
+    target: Path
+    is_equal: bool
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def tight(
     request: pytest.FixtureRequest, start_server: Start, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Client, Path]]:
-    """In token mode, with drafts of a noisy copy."""
+) -> Iterator[Tight]:
+    """In token mode, with drafts of a copy."""
     name, kind = request.param
-    pair = TINY[name].pair(tmp_path_factory.mktemp(name))
+    noise = 0.0 if kind == EQUAL else 0.01
+    pair = TINY[name].pair(tmp_path_factory.mktemp(name), noise)
     with pytest.MonkeyPatch.context() as environ:
         # Admits more requests than fit.
         environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
@@ -52,29 +70,33 @@ def tight(
         flags = parse_flags(pair, *TOKEN, *SERVERS[kind], *TINY[name].flags)
         server = start_server(f"{kind}-{name}", *flags)
     with awake(server):
-        yield Client.of(server), pair[0]
+        yield Tight(Client.of(server), pair[0], kind == EQUAL)
 
 
-def test_longer_than_the_window_pool(tight: tuple[Client, Path]):
-    """Alone it would not fit if slots did not leave the window; those of the prompt do, too."""
-    client, target = tight
+def test_longer_than_the_window_pool(tight: Tight):
+    """Alone it would not fit if slots did not leave the window; those of the prompt do, too.
+
+    The draft model has them still: it drafts what the target would write.
+    """
+    client = tight.client
     prompt = random_prompts(1, 61, longest=120)[0]
     client.flush()
     limit = {"max_new_tokens": 380 - len(prompt), "ignore_eos": True}
     answer = client.generate(prompt, **limit, parse=TRACE)
-    ids = prompt + answer["output_ids"]
+    ids, info = prompt + answer["output_ids"], parse_info(answer)
     assert len(ids) == 380
-    assert parse_info(answer)["accepted_tokens"] > 0
+    least = 0.98 if tight.is_equal else 0.02
+    assert info["accepted_tokens"] >= least * info["drafted_tokens"]
     with torch.no_grad():
-        chosen = load_model(target)(torch.tensor([ids])).logits[0].argmax(-1)
+        chosen = load_model(tight.target)(torch.tensor([ids])).logits[0].argmax(-1)
     assert chosen[len(prompt) - 1 : -1].tolist() == answer["output_ids"]
     client.assert_nothing_lost()
 
 
 @pytest.mark.parametrize("is_forced", [False, True], ids=["pool", "retraction"])
-def test_many_at_a_time(tight: tuple[Client, Path], is_forced: bool):
+def test_many_at_a_time(tight: Tight, is_forced: bool):
     """Too many for the pools; retractions every few iterations, too, where they are forced."""
-    client, _ = tight
+    client = tight.client
     limit = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     prompts = random_prompts(10, 71)
     expected = client.generate_all(prompts, 1, **limit, parse=PLAIN)
@@ -85,18 +107,18 @@ def test_many_at_a_time(tight: tuple[Client, Path], is_forced: bool):
     num_retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
     assert num_retractions + sum(info["kv_truncated_drafts"] for info in infos) > 0
     assert num_retractions > 0 or not is_forced
-    accepted = [sum(info[key] for info in infos) for key in ("accepted_tokens", "drafted_tokens")]
-    assert 0 < accepted[0] < accepted[1]
+    kept = [sum(info[key] for info in infos) for key in ("accepted_tokens", "drafted_tokens")]
+    assert 0 < kept[0] < kept[1] or tight.is_equal
     client.assert_nothing_lost()
 
 
-def test_turns(tight: tuple[Client, Path]):
+def test_turns(tight: Tight):
     """What left the window is not in the prefix cache, and what is found there is right."""
-    client, _ = tight
+    client = tight.client
     limit = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    prompts, tails = random_prompts(6, 81), random_prompts(6, 82, longest=12)
+    prompts, tails = random_prompts(4, 81), random_prompts(4, 82, longest=12)
     found = []
-    for options, at_a_time in ((PLAIN, 1), (TRACE, 3)):
+    for options, at_a_time in ((PLAIN, 1), (TRACE, 4)):
         client.flush()
         turns = client.generate_all(prompts, at_a_time, **limit, parse=options)
         ids = [[*p, *t["output_ids"], *e] for p, t, e in zip(prompts, turns, tails, strict=True)]

@@ -97,11 +97,12 @@ class Tiny:
         names = {name: name.replace("vision_tower.", f"{VISION}.") for name in weights}
         save_file({names[name]: weights[name] for name in weights}, file, {"format": "pt"})
 
-    def pair(self, folder: Path) -> tuple[Path, Path]:
-        """A target and a noisy copy as its draft."""
+    def pair(self, folder: Path, noise: float | None = None) -> tuple[Path, Path]:
+        """A target and a copy of it as its draft, with ``noise``, by default the family's."""
         config = getattr(transformers, f"{self.config or self.name}Config")
         kind = (self._with_vision if self.vision else config, getattr(transformers, self.model))
-        pair = make_pair(folder, PairShape(seed=5, noise=self.noise), kind=kind, **self.sizes)
+        shape = PairShape(seed=5, noise=self.noise if noise is None else noise)
+        pair = make_pair(folder, shape, kind=kind, **self.sizes)
         for file in (model / "config.json" for model in pair):
             config = json.loads(file.read_text()) | self.published
             dropped = [key for key, value in self.published.items() if value is None]
