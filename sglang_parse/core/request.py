@@ -281,6 +281,10 @@ class RequestState:
     def launch_decode(self) -> None:
         self.num_inflight += 1
 
+    def lag_state(self, lag: int) -> None:
+        """The target's recurrent state lacks the last ``lag`` tokens; below 0, it is ahead."""
+        self.state_lag = lag
+
     def arrive_decode(self) -> None:
         self.num_inflight -= 1
 

@@ -100,12 +100,26 @@ FAMILIES = (
         Attention.WINDOWS,
     ),
     Family("DeepSeek V3.2 and V4, GLM-5, MiniMax M3", (), Attention.SPARSE),
-    Family("Qwen3.5, text", ("Qwen3_5ForCausalLM",), Attention.STATES, ON_CPU, judges=UNASKED),
     Family(
-        "Qwen3-Next, Qwen3.5 with images, Granite 4, Falcon-H1, Nemotron-H, LFM2, Kimi Linear",
-        (),
+        "Qwen3-Next, Qwen3.5 (dense, text)",
+        ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"),
         Attention.STATES,
+        ON_CPU,
+        judges=UNASKED,
     ),
+    Family(
+        "Granite 4, Falcon-H1, Nemotron-H, LFM2",
+        (
+            "GraniteMoeHybridForCausalLM",
+            "FalconH1ForCausalLM",
+            "NemotronHForCausalLM",
+            "Lfm2ForCausalLM",
+        ),
+        Attention.STATES,
+        ON_CPU,
+        judges=UNASKED,
+    ),
+    Family("Qwen3.5 with images or experts, LFM2-MoE, Kimi Linear", (), Attention.STATES),
 )
 
 
@@ -158,7 +172,8 @@ def refusal(model: Any, *, is_draft: bool) -> str:
     has_one_pool = family.attention is Attention.WINDOWS and not model.is_hybrid_swa
     found = f"a {model.hf_config.architectures[0]} with {family.attention}"
     if is_draft and family.attention is Attention.STATES:
-        return f"{found}, whose state would have to follow what is kept of each draft"
+        fix = "a server of its own with it can draft: --parse-draft-url"
+        return f"{found}, whose state would have to follow what is kept of each draft ({fix})"
     if family.seen or (is_draft and has_one_pool):
         return ""
     return f"{found}, {WHY[family.attention]}"

@@ -113,7 +113,6 @@ def check_attention(args: Any, target: Any, draft: Any) -> None:
     if why := refusal(target, is_draft=False):
         refuse(TARGET, args.model_path, fix, why=why)
     if draft is not None and (why := refusal(draft, is_draft=True)):
-        fix = f"{fix}; a server of its own can draft for this one: {flag('draft_url')}"
         refuse(DRAFT, args.speculative_draft_model_path, fix, why=why)
 
 
