@@ -124,13 +124,15 @@ def causal_conv1d_update(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
-    conv_state_indices: torch.Tensor | None = None,
+    *,
+    conv_state_indices: torch.Tensor,
     **_: Any,
 ) -> torch.Tensor:
     """x [requests, channels], a token each."""
     starts, seen = torch.arange(len(x) + 1), torch.ones(len(x), dtype=torch.bool)
-    slots = (conv_state, starts, conv_state_indices, seen)
-    return causal_conv1d_fn(x.t(), weight, bias, *slots, activation).t()
+    where = {"query_start_loc": starts, "cache_indices": conv_state_indices}
+    where |= {"conv_states": conv_state, "has_initial_state": seen}
+    return causal_conv1d_fn(x.t(), weight, bias, activation=activation, **where).t()
 
 
 def _norm(self: Any, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

@@ -62,9 +62,8 @@ class RequestState:
         output_counts: how often each token is in its output, if that is penalized
             (``engine.logits.adjust.OutputCounts``).
         output_ids: output tokens on the host.
-        committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those of
-            them that the last prefill wrote; ``state_lag``: the last of them that the target's
-            recurrent state, if it has one, lacks.
+        committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those
+            that the last prefill wrote; ``state_lag``: those that a recurrent state lacks.
         num_inflight: decode tokens that are not on the host yet.
         num_decoded: output tokens of decode steps, and of the EAGLE-3 head's drafts.
         is_thinking, num_scanned: a think block is open after the first ``num_scanned`` tokens.
@@ -283,6 +282,9 @@ class RequestState:
 
     def arrive_decode(self) -> None:
         self.num_inflight -= 1
+
+    def lag_state(self, lag: int) -> None:
+        self.state_lag = lag
 
     def finish_round(
         self, accepted_len: int, matched: int, num_target: int, *, has_failed: bool = False

@@ -19,6 +19,7 @@ Beside them:
     judge          verdicts on a draft's prefixes: from a question, a head, or both (a package)
     eagle          an EAGLE-3 head that accelerates the target's decode steps
     eagle_head     an EAGLE-3 head as SGLang loads it, of the target or of the draft model
+    states         recurrent states of a hybrid target, and how they return after a pass
     pass_graphs    verify passes of few rows as CUDA graphs
     wide_graphs    CUDA graphs of forwards with one width
     target         the target's prefill and decode forwards through SGLang

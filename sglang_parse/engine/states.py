@@ -78,9 +78,9 @@ class StateKeeper:
             state = batch.reqs[index].parse_state
             is_kept = len(tokens[index]) == count
             if is_kept or index not in self._copied:
-                state.state_lag = len(tokens[index]) - count  # below 0: ahead, after a fault
+                state.lag_state(len(tokens[index]) - count)  # below 0 after a fault
             else:
-                state.state_lag += len(tokens[index])
+                state.lag_state(state.state_lag + len(tokens[index]))
                 returned.append(index)
         self._put_back(batch, returned)
         self._copied = {}
@@ -93,7 +93,7 @@ class StateKeeper:
         for span in forward_spans(self.target.runner, parts):
             run_forward(self.target, batch, parts[span], is_masked=False)
         for i in indices:
-            batch.reqs[i].parse_state.state_lag = 0
+            batch.reqs[i].parse_state.lag_state(0)
 
     def _put_back(self, batch: ScheduleBatch, indices: Sequence[int]) -> None:
         if not indices:

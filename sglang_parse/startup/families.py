@@ -163,12 +163,26 @@ FAMILIES = (
         Attention.SPARSE,
         instead=MTP,
     ),
-    Family("Qwen3.5, text", ("Qwen3_5ForCausalLM",), Attention.STATES, ON_CPU, judges=UNASKED),
     Family(
-        "Qwen3-Next, Qwen3.5 with images, Granite 4, Falcon-H1, Nemotron-H, LFM2, Kimi Linear",
-        (),
+        "Qwen3-Next, Qwen3.5 (dense, text)",
+        ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"),
         Attention.STATES,
+        ON_CPU,
+        judges=UNASKED,
     ),
+    Family(
+        "Granite 4, Falcon-H1, Nemotron-H, LFM2",
+        (
+            "GraniteMoeHybridForCausalLM",
+            "FalconH1ForCausalLM",
+            "NemotronHForCausalLM",
+            "Lfm2ForCausalLM",
+        ),
+        Attention.STATES,
+        ON_CPU,
+        judges=UNASKED,
+    ),
+    Family("Qwen3.5 with images or experts, LFM2-MoE, Kimi Linear", (), Attention.STATES),
 )
 
 
@@ -254,7 +268,8 @@ def refusal(model: Any, *, is_draft: bool) -> str:
     known = f"{name} ({family.name})" if name in family.architectures else name
     found = f"a {known} with {family.attention}"
     if is_draft and family.attention is Attention.STATES:
-        return f"{found}, whose state would have to follow what is kept of each draft"
+        fix = "a server of its own with it can draft: --parse-draft-url"
+        return f"{found}, whose state would have to follow what is kept of each draft ({fix})"
     # A draft's rows are causal, and its KV is in one pool (the patch ``draft_models``).
     if family.seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
         return ""

@@ -57,7 +57,7 @@ def resolve_states(server_args: Any, target: Any) -> None:
         require(value in values, flag_of(name), value, "leave it out", why=why)
     fix = "use auto: what is kept of a draft decides from which state the next step starts"
     require(overlap != "on", flag("overlap"), overlap, fix, why=why)
-    settings = {"disable_overlap_schedule": True}
+    settings: dict[str, Any] = {"disable_overlap_schedule": True}
     if not args.disable_radix_cache:
         settings["mamba_radix_cache_strategy"] = "no_buffer"
     declare_resolution(server_args, "sglang_parse", **settings)
