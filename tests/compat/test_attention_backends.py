@@ -20,14 +20,14 @@ pytestmark = pytest.mark.compat
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def torch_native(given: PagedPass, *, is_draft_worker: bool) -> Any:
+def torch_native(given: PagedPass, *, is_draft_worker: bool, window: int | None = None) -> Any:
     """The backend of a CPU, which has planned a pass."""
     from sglang_parse.attention.native import MaskedTorchNativeBackend
 
     runner = SimpleNamespace(
         device="cpu",
         is_draft_worker=is_draft_worker,
-        sliding_window_size=None,
+        sliding_window_size=window,
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),
         token_to_kv_pool=given.pool,
     )
