@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,27 +24,6 @@ TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
 normalized, so that they do not depend on this."""
 WINDOWS = {"num_hidden_layers": 4, "sliding_window": 16}
 WINDOWS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
-EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
-EXPERTS |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
-MIMO = WINDOWS | EXPERTS | {"n_routed_experts": 4, "num_key_value_heads": 1}
-MIMO |= {"head_dim": 24, "v_head_dim": 16}
-# What SGLang reads, and transformers derives from the rest.
-MIMO |= {"hybrid_layer_pattern": [1, 0, 1, 0], "sliding_window_size": 15, "swa_head_dim": 24}
-MIMO |= {"swa_v_head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2}
-MIMO |= {"swa_rope_theta": 10000.0, "rope_theta": 5000000.0, "partial_rotary_factor": 0.334}
-MIMO |= {"add_swa_attention_sink_bias": True, "moe_layer_freq": [0, 1, 1, 1]}
-MIMO |= {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "layernorm_epsilon": 1e-5}
-MIMO_CONFIG = """
-from transformers import PretrainedConfig
-
-
-class OfTheHub(PretrainedConfig):
-    model_type = "mimo_v2_flash"
-
-    def __init__(self, rope_parameters=None, layer_types=None, **kwargs):
-        super().__init__(**kwargs)
-"""
-"""SGLang reads the hub's class, in whose place transformers has one of its own."""
 UNFUSED = ("--disable-shared-experts-fusion",)
 
 
@@ -55,7 +33,7 @@ class Tiny:
     flags that its servers need.
 
     ``config``: the name of its configuration if it is another; ``whole``: the class of the model
-    that the text model is a part of; ``remote``: code of the configuration that SGLang reads.
+    that the text model is a part of.
     """
 
     name: str
@@ -63,7 +41,6 @@ class Tiny:
     flags: tuple[str, ...] = ()
     config: str = ""
     whole: str = ""
-    remote: str = ""
 
     @property
     def architecture(self) -> str:
@@ -75,13 +52,7 @@ class Tiny:
         if self.whole:
             config = partial(_whole_config, config)
         kind = (config, getattr(transformers, self.architecture))
-        pair = make_pair(folder, PairShape(seed=5, noise=noise), kind=kind, **self.sizes)
-        for path in pair if self.remote else ():
-            (path / "remote.py").write_text(self.remote)
-            read = json.loads((path / "config.json").read_text())
-            read["auto_map"] = {"AutoConfig": "remote.OfTheHub"}
-            (path / "config.json").write_text(json.dumps(read))
-        return pair
+        return make_pair(folder, PairShape(seed=5, noise=noise), kind=kind, **self.sizes)
 
 
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
@@ -127,13 +98,9 @@ TINY = {
         whole="Gemma4ForConditionalGeneration",
     ),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
-    "granite-swash": Tiny("GraniteSWA", WINDOWS),
     "gpt-oss": Tiny(
         "GptOss",
         WINDOWS | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
         ("--moe-runner-backend", "triton"),
     ),
-    "laguna": Tiny("Laguna", WINDOWS | EXPERTS | {"shared_expert_intermediate_size": 48}),
-    "mellum": Tiny("Mellum", WINDOWS | EXPERTS),
-    "mimo-v2": Tiny("MiMoV2Flash", MIMO, ("--trust-remote-code",), remote=MIMO_CONFIG),
 }
