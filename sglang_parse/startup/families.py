@@ -135,15 +135,11 @@ FAMILIES = (
         "Gemma 4 E2B, E4B",
         UNASKED,
     ),
-    Family("MiMo-V2-Flash", ("MiMoV2FlashForCausalLM",), Attention.POOLS, ON_CPU, judges=UNASKED),
     Family(
-        "Granite Swash, Laguna, Mellum 2",
-        ("GraniteSWAForCausalLM", "LagunaForCausalLM", "MellumForCausalLM"),
+        "MiMo-V2, Step 3.5, Granite Swash, Laguna, Mellum 2 and others with such windows",
+        (),
         Attention.POOLS,
-        ON_CPU,
-        judges=UNASKED,
     ),
-    Family("Step 3.5 and others with such windows", (), Attention.POOLS),
     Family("Llama 4", (), Attention.CHUNKS),
     Family(
         "DeepSeek V4",

@@ -347,6 +347,32 @@ def test_room_for_a_chunk_and_its_verification(free: int, has_room: bool):
     assert schedule.all_draft(batch, reqs) == has_room
 
 
+@pytest.mark.parametrize(("pools", "free"), [((90, 5, 40, 7), 47), ((20, 5, 90, 7), 25)])
+def test_the_scarcer_of_two_pools_decides(pools: tuple[int, ...], free: int):
+    """Free slots and those that the cache can give up, of both."""
+    from sglang_parse.engine.schedule import _available_slots
+
+    slots = [lambda n=n: n for n in pools]
+    allocator = SimpleNamespace(full_available_size=slots[0], swa_available_size=slots[2])
+    cache = SimpleNamespace(full_evictable_size=slots[1], swa_evictable_size=slots[3])
+    cache.token_to_kv_pool_allocator, cache.supports_swa = allocator, lambda: True
+    assert _available_slots(cache) == free
+
+
+def test_windows_are_freed_behind_the_plan(monkeypatch: pytest.MonkeyPatch):
+    """SGLang has checked that the plan fits; one for more slots may take more than there are."""
+    from sglang_parse.engine import schedule as module
+
+    order: list[str] = []
+    plan = module.IterationPlan((), available=0, grants=(), draft_chunk=3, num_required=0)
+    schedule = object.__new__(module.Schedule)
+    monkeypatch.setattr(schedule, "plan_iteration", lambda *_: order.append("plan") or plan, False)
+    monkeypatch.setattr(module, "_allocate", lambda *_: order.append("allocate"))
+    batch = SimpleNamespace(reqs=[], maybe_evict_swa=lambda: order.append("evict"))
+    assert schedule.apply(batch) == 3
+    assert order == ["plan", "evict", "allocate"]
+
+
 @pytest.mark.parametrize(("block_size", "rows"), [(1, 0), (4, 16)])
 def test_slots_for_a_block_after_the_last_token_of_a_chunk(block_size: int, rows: int):
     """One slot fewer, and a block in vain would stand on KV of the draft that counts."""

@@ -93,7 +93,7 @@ def test_longer_than_the_window_pool(tight: Tight):
     client.assert_nothing_lost()
 
 
-@pytest.mark.parametrize("is_forced", [False, True], ids=["pool", "retraction"])
+@pytest.mark.parametrize("is_forced", [False, pytest.param(True, marks=MORE)])
 def test_many_at_a_time(tight: Tight, is_forced: bool):
     """Too many for the pools; retractions every few iterations, too, where they are forced."""
     client = tight.client

@@ -29,27 +29,6 @@ TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
 normalized, so that they do not depend on this."""
 WINDOWS = {"num_hidden_layers": 4, "sliding_window": 16}
 WINDOWS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
-EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
-EXPERTS |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
-MIMO = WINDOWS | EXPERTS | {"n_routed_experts": 4, "num_key_value_heads": 1}
-MIMO |= {"head_dim": 24, "v_head_dim": 16}
-# What SGLang reads, and transformers derives from the rest.
-MIMO |= {"hybrid_layer_pattern": [1, 0, 1, 0], "sliding_window_size": 15, "swa_head_dim": 24}
-MIMO |= {"swa_v_head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2}
-MIMO |= {"swa_rope_theta": 10000.0, "rope_theta": 5000000.0, "partial_rotary_factor": 0.334}
-MIMO |= {"add_swa_attention_sink_bias": True, "moe_layer_freq": [0, 1, 1, 1]}
-MIMO |= {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "layernorm_epsilon": 1e-5}
-MIMO_CONFIG = """
-from transformers import PretrainedConfig
-
-
-class OfTheHub(PretrainedConfig):
-    model_type = "mimo_v2_flash"
-
-    def __init__(self, rope_parameters=None, layer_types=None, **kwargs):
-        super().__init__(**kwargs)
-"""
-"""SGLang reads the hub's class, in whose place transformers has one of its own."""
 UNFUSED = ("--disable-shared-experts-fusion",)
 
 
@@ -65,7 +44,6 @@ class Tiny:
         published: keys of config.json as published models have them, where transformers writes
             others that SGLang does not read; None for one that they do not have.
         window: of transformers, where SGLang's is another.
-        remote: code of the configuration that SGLang reads.
         noise: of the draft; drafts are kept whole, in part and not at all.
     """
 
@@ -77,7 +55,6 @@ class Tiny:
     served_as: str = ""
     published: dict[str, Any] = field(default_factory=dict)
     window: int | None = None
-    remote: str = ""
     noise: float = 0.01
 
     @property
@@ -109,8 +86,6 @@ class Tiny:
             file.write_text(json.dumps({k: v for k, v in config.items() if k not in dropped}))
             if self.vision:
                 self._publish_vision(file.with_name("model.safetensors"))
-            if self.remote:
-                file.with_name("remote.py").write_text(self.remote)
         return pair
 
     def load(self, folder: Path) -> Any:
@@ -123,7 +98,6 @@ class Tiny:
 
 TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
 TOWER |= {"num_attention_heads": 2, "num_key_value_heads": 2, "position_embedding_size": 16}
-REMOTE = {"auto_map": {"AutoConfig": "remote.OfTheHub"}}
 GEMMA_3 = WINDOWS | TIED | {"query_pre_attn_scalar": 16}
 SIGLIP = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "image_size": 28}
 SIGLIP |= {"num_attention_heads": 2, "vision_use_head": False}
@@ -182,16 +156,10 @@ TINY = {
         },
         vision={"vision_config": TOWER, "language_model_only": True},
     ),
-    "granite-swash": Tiny("GraniteSWA", WINDOWS),
     "gpt-oss": Tiny(
         "GptOss",
         WINDOWS | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
         ("--moe-runner-backend", "triton"),
-    ),
-    "laguna": Tiny("Laguna", WINDOWS | EXPERTS | {"shared_expert_intermediate_size": 48}),
-    "mellum": Tiny("Mellum", WINDOWS | EXPERTS),
-    "mimo-v2": Tiny(
-        "MiMoV2Flash", MIMO, ("--trust-remote-code",), remote=MIMO_CONFIG, published=REMOTE
     ),
 }
 
