@@ -114,7 +114,7 @@ def test_the_policy_keeps_its_budget():
     assert len(fields(PolicyConfig)) <= 25
 
 
-PACKAGE_LINES = 17_914
+PACKAGE_LINES = 17_921
 MAX_FILE_LINES = 350
 LONGER_FILES = {
     "core/config.py",
