@@ -51,9 +51,14 @@ class AttentionPart(NamedTuple):
         is_before = columns < torch.arange(kv_len - num_rows, kv_len).unsqueeze(1) - window
         if pool is not None:
             slots = pool.translate_loc_from_full_to_swa(slots)
-        return self._replace(
-            kv_slots=slots, bias=self.bias[:, first:].masked_fill(is_before, -torch.inf)
-        )
+        bias = self.whole_bias[:, first:].masked_fill(is_before, -torch.inf)
+        return self._replace(kv_slots=slots, bias=bias)
+
+    @property
+    def whole_bias(self) -> torch.Tensor:
+        """``bias``, also where every row attends to every key."""
+        num_rows = self.rows.stop - self.rows.start
+        return torch.zeros(num_rows, len(self.kv_slots)) if self.bias is None else self.bias
 
 
 class MaskedTorchNativeBackend(TorchNativeAttnBackend):
@@ -116,19 +121,23 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         output = q.new_empty(query.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         for part in self._seen_by(layer):
-            seen = [
+            seen_keys, seen_values = (
                 buffer.index_select(0, part.kv_slots).transpose(0, 1).to(q.dtype)
                 for buffer in (keys, values)
-            ]
-            bias = None if part.bias is None else part.bias.to(q.dtype)
+            )
+            bias = part.bias
             if sinks is not None:
-                seen = [pad(one, (0, 0, 0, 1)) for one in seen]
-                column = sinks.to(q.dtype).view(-1, 1, 1).expand(-1, len(bias), 1)
-                bias = torch.cat((bias.expand(len(sinks), -1, -1), column), -1)
+                seen_keys, seen_values = (
+                    pad(one, (0, 0, 0, 1)) for one in (seen_keys, seen_values)
+                )
+                scores = part.whole_bias.expand(len(sinks), -1, -1)
+                column = sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+                bias = torch.cat((scores, column), -1)
             attended = scaled_dot_product_attention(
                 query[part.rows].transpose(0, 1).unsqueeze(0),
-                *(one.unsqueeze(0) for one in seen),
-                attn_mask=bias,
+                seen_keys.unsqueeze(0),
+                seen_values.unsqueeze(0),
+                attn_mask=None if bias is None else bias.to(q.dtype),
                 scale=layer.scaling,
                 enable_gqa=layer.tp_q_head_num != layer.tp_k_head_num,
             )
