@@ -75,11 +75,11 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> TokenizerManager:
         model_config=SimpleNamespace(vocab_size=100),
         rid_to_state=defaultdict(lambda: SimpleNamespace(time_stats=times)),
     )
-    disagg = SimpleNamespace(disaggregation_transfer_backend="")
+    disagg = SimpleNamespace(disaggregation_transfer_backend="", disaggregation_mode="null")
     monkeypatch.setattr(tokenizer_manager, "get_disagg", lambda: disagg)
     monkeypatch.setattr(tokenizer_manager, "_validate_watermark_request", lambda _: None)
     spec = SimpleNamespace(speculative_algorithm=NAME)
-    bags = {"spec": spec, "serving": SimpleNamespace(host="127.0.0.1")}
+    bags = {"spec": spec, "serving": SimpleNamespace(host="127.0.0.1"), "disagg": disagg}
     monkeypatch.setattr(runtime_context._CONTEXT, "_config_bags", bags)
     return manager
 

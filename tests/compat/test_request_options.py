@@ -34,11 +34,12 @@ BAD: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The server's algorithm and address."""
-    served = SimpleNamespace(speculative_algorithm=NAME, host="0.0.0.0")
+    """The server's algorithm, address and part in PD disaggregation."""
+    served = SimpleNamespace(speculative_algorithm=NAME, host="0.0.0.0", disaggregation_mode="null")
     monkeypatch.setattr(request_options, "get_spec", lambda: served)
     for module in (request_options, admission):
         monkeypatch.setattr(module, "get_serving", lambda: served)
+        monkeypatch.setattr(module, "get_disagg", lambda: served)
     ParseConfig(hidden_layers="1").to_env()
     return served
 
@@ -73,6 +74,18 @@ def test_draft_token_ids_with_log_probabilities(served: SimpleNamespace):
     tokenize(options, return_logprob=False)
     with pytest.raises(ValueError, match="draft_token_ids is given beside log probabilities"):
         tokenize(options, return_logprob=True)
+
+
+def test_draft_token_ids_on_a_decode_server(
+    served: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+):
+    """Their first one would have to be what another server's prefill chose."""
+    permit_all(served)
+    served.disaggregation_mode = "decode"
+    options = {**STATES, "draft_token_ids": [1, 2]}
+    with pytest.raises(ValueError, match="draft_token_ids is given to a server that does not pre"):
+        tokenize(options)
+    assert "without --disaggregation-mode" in admitted(options, monkeypatch).to_finish.message
 
 
 # -- in the scheduler --------------------------------------------------------------------

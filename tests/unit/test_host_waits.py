@@ -32,6 +32,7 @@ WAITS = {
 ON_HOST = {
     "engine/logits/grammar.py:_allowed": "NumPy words of a grammar's mask",
     "engine/prefill.py:prefill": "``seq_lens_cpu``",
+    "engine/prefill.py:take_prefilled": "``seq_lens_cpu``",
     "core/text_match.py:TextMatch.rest": "tokens in an array",
     "attention/native.py:_masked_parts": "runs on a CPU only",
 }
