@@ -300,22 +300,28 @@ LATENT |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
 DSA = {"index_topk": 64, "index_head_dim": 32, "index_n_heads": 4, **LATENT}
 GRANITE = {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 16}
 HYBRID, SPARSE = "linear attention or Mamba layers", "sparse attention"
+ONLY_TARGETS = (
+    ("qwen3_next", "Qwen3NextForCausalLM", {"full_attention_interval": 4}, HYBRID),
+    ("qwen3_5_text", "Qwen3_5ForCausalLM", {}, HYBRID),
+    ("falcon_h1", "FalconH1ForCausalLM", {}, HYBRID),
+    ("nemotron_h", "NemotronHForCausalLM", {"hybrid_override_pattern": "M-*-"}, HYBRID),
+    ("granitemoehybrid", "GraniteMoeHybridForCausalLM", GRANITE, HYBRID),
+)
+REFUSED = (
+    ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", {}, HYBRID),
+    ("jamba", "JambaForCausalLM", {}, HYBRID),
+    ("minimax", "MiniMaxText01ForCausalLM", {}, HYBRID),
+    ("llama", "MiniMaxM3SparseForCausalLM", {}, SPARSE),
+    ("deepseek_v32", "DeepseekV32ForCausalLM", DSA, SPARSE),
+    ("longcat_flash", "LongcatFlashForCausalLM", LATENT, "latent attention"),
+)
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize(
-    ("model_type", "architecture", "config", "kind"),
+    ("role", "model_type", "architecture", "config", "kind"),
     [
-        ("qwen3_next", "Qwen3NextForCausalLM", {"full_attention_interval": 4}, HYBRID),
-        ("qwen3_5_text", "Qwen3_5ForCausalLM", {}, HYBRID),
-        ("falcon_h1", "FalconH1ForCausalLM", {}, HYBRID),
-        ("nemotron_h", "NemotronHForCausalLM", {"hybrid_override_pattern": "M-*-"}, HYBRID),
-        ("granitemoehybrid", "GraniteMoeHybridForCausalLM", GRANITE, HYBRID),
-        ("jamba", "JambaForCausalLM", {}, HYBRID),
-        ("minimax", "MiniMaxText01ForCausalLM", {}, HYBRID),
-        ("llama", "MiniMaxM3SparseForCausalLM", {}, SPARSE),
-        ("deepseek_v32", "DeepseekV32ForCausalLM", DSA, SPARSE),
-        ("longcat_flash", "LongcatFlashForCausalLM", LATENT, "latent attention"),
+        *(("draft", *model) for model in (*ONLY_TARGETS, *REFUSED)),
+        *(("target", *model) for model in REFUSED),
     ],
 )
 def test_models_that_are_refused_by_their_attention(
