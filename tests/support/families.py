@@ -67,8 +67,6 @@ TINY = {
 }
 
 
-UNPUBLISHED = object()
-BLOCKS = ["mamba", "attention", "mamba", "mlp"]
 QUIET = ("o_proj", "out_proj", "down_proj", "output_linear", "w2")
 """Weights through which a layer adds to its input."""
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4}
@@ -82,7 +80,7 @@ AXES |= {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
 @dataclass(frozen=True)
 class TinyHybrid(Tiny):
     """Some of its layers have recurrent states, so that it can be no draft. ``published``: what the
-    config.json of published models has, and transformers does not write, or writes otherwise."""
+    config.json of published models has beside what transformers writes."""
 
     published: dict[str, Any] = field(default_factory=dict)
 
@@ -104,8 +102,7 @@ class TinyHybrid(Tiny):
                     parameter.mul_(0.01 if any(part in name for part in QUIET) else 1)
                 model.save_pretrained(path)
         path = target / "config.json"
-        config = json.loads(path.read_text()) | self.published
-        path.write_text(json.dumps({k: v for k, v in config.items() if v is not UNPUBLISHED}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | self.published))
         return target, draft
 
 
@@ -124,13 +121,6 @@ TINY |= {
         "Lfm2",
         {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
         | {"conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
-    ),
-    "nemotron-h": TinyHybrid(
-        "NemotronH",
-        {"layers_block_type": BLOCKS, "num_hidden_layers": 4}
-        | {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 8}
-        | {"conv_kernel": 4, "chunk_size": 16},
-        published={"layers_block_type": BLOCKS, "layer_types": UNPUBLISHED},
     ),
     "qwen3-next": TinyHybrid(
         "Qwen3Next",
