@@ -33,6 +33,7 @@ class SglangCalls(Protocol):
         ``plugin.create_worker``           SGLang's registry; for others patches/cpu/guard_cpu.py
         size of the KV pool                patches/parse/draft_kv_pool.py
         class of the draft model           patches/parse/draft_models.py
+        pool of recurrent states           patches/parse/state_pool.py
         attention backends, CUDA graphs    patches/parse/decode_graphs.py
         radix cache                        patches/parse/head_prefixes.py
 

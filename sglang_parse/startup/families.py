@@ -160,25 +160,22 @@ FAMILIES = (
         instead=MTP,
     ),
     Family(
-        "Qwen3-Next, Qwen3.5 (dense, text)",
-        ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"),
+        "Qwen3.5 (dense, text), Falcon-H1",
+        ("Qwen3_5ForCausalLM", "FalconH1ForCausalLM"),
         Attention.STATES,
         ON_CPU,
         judges=UNASKED,
     ),
     Family(
-        "Granite 4, Falcon-H1, Nemotron-H, LFM2",
-        (
-            "GraniteMoeHybridForCausalLM",
-            "FalconH1ForCausalLM",
-            "NemotronHForCausalLM",
-            "Lfm2ForCausalLM",
-        ),
+        "Qwen3-Next, Granite 4, LFM2",
+        ("Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"),
         Attention.STATES,
-        ON_CPU,
+        TOKEN_MODE,
         judges=UNASKED,
     ),
-    Family("Qwen3.5 with images or experts, LFM2-MoE, Kimi Linear", (), Attention.STATES),
+    Family(
+        "Qwen3.5 with images or experts, LFM2-MoE, Nemotron-H, Kimi Linear", (), Attention.STATES
+    ),
 )
 
 
