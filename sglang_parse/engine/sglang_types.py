@@ -108,3 +108,5 @@ class ScheduleBatch(Protocol):
     extend_num_tokens: int
     extend_logprob_start_lens: Sequence[int]
     chunked_req_next_prompt_token: Any
+
+    def maybe_evict_swa(self) -> None: ...

@@ -326,6 +326,7 @@ def test_flashinfer_plans_pseudo_sequences_from_the_host():
         req_to_token_pool=SimpleNamespace(req_to_token=table),
         prefill_wrappers_verify=[SimpleNamespace(begin_forward=begin_forward)],
         prefill_split_tile_size=None,
+        num_wrappers=1,
         indices_updater_prefill=updater,
     )
     spec_info = ParseVerifyInput(

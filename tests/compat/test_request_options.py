@@ -160,7 +160,8 @@ def test_the_request_that_finished_is_the_one_that_is_settled(monkeypatch: pytes
     monkeypatch.setattr(worker.admission, "finish", lambda _, req: settled.append(req))
     reqs = [Same(), Same(), Same()]
     own = SimpleNamespace(
-        _running={id(req): req for req in reqs}, engine=SimpleNamespace(drafter=None)
+        _running={id(req): req for req in reqs},
+        engine=SimpleNamespace(drafter=None, verifier=SimpleNamespace(states=None)),
     )
     for req in (reqs[1], reqs[0]):
         req.has_finished = True

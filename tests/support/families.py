@@ -187,7 +187,7 @@ class TinyHybrid(Tiny):
         Their layers add so little to the embeddings that they choose the same token half of the
         time, and so much that half of the tokens depend on them.
         """
-        target, _ = super().pair(folder / "hybrid")
+        target, _ = super().pair(folder)
         _, draft = make_pair(folder / "full", PairShape(seed=6))
         models = [load_model(path) for path in (target, draft)]
         ends = [(model.get_input_embeddings(), model.get_output_embeddings()) for model in models]

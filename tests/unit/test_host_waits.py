@@ -34,6 +34,7 @@ ON_HOST = {
     "engine/prefill.py:prefill": "``seq_lens_cpu``",
     "engine/prefill.py:take_prefilled": "``seq_lens_cpu``",
     "core/text_match.py:TextMatch.rest": "tokens in an array",
+    "attention/native.py:MaskedTorchNativeBackend.init_forward_metadata": "runs on a CPU only",
     "attention/native.py:_masked_parts": "runs on a CPU only",
 }
 FOLDERS = ("engine", "attention", "core")
