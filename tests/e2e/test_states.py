@@ -44,7 +44,8 @@ def client(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def two_ranks(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
     with two_ranks_environment():
-        yield from served(start_server, "states-ranks", *flags, "--tp-size", "2", **VARIABLES)
+        more = (*TINY["qwen3.5"].flags, "--tp-size", "2")
+        yield from served(start_server, "states-ranks", *flags, *more, **VARIABLES)
 
 
 @pytest.fixture(scope="module")
