@@ -170,7 +170,7 @@ FAMILIES = (
         "Qwen3-Next, Granite 4, LFM2",
         ("Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"),
         Attention.STATES,
-        TOKEN_MODE,
+        ON_CPU,
         judges=UNASKED,
     ),
     Family(
