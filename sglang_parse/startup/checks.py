@@ -94,7 +94,7 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 """SGLang's settings -> (the supported values, the fix for others)."""
 
-_ONE_POOL = (
+_NOT_WITH_POOLS = (
     *("enable_hierarchical_cache", "enable_unified_memory", "enable_streaming_session"),
     *("enable_session_radix_cache", "radix_cache_backend", "disaggregation_mode"),
 )
@@ -195,7 +195,7 @@ def _check_pools(args: Any, target: Any, draft: Any) -> None:
     why, fix = f"the target has {Attention.POOLS}", "leave it out"
     if is_alike:
         fix = f"{fix}, or use {flag_of(one_pool)}: KV in one pool"
-    for name in _ONE_POOL:
+    for name in _NOT_WITH_POOLS:
         value = getattr(args, name)
         require(value in (False, None, "null"), flag_of(name), value, fix, why=why)
     early = envs.SGLANG_OPT_RELEASE_PREFILL_SWA

@@ -22,13 +22,14 @@ WINDOWLESS = (
     *("Ministral3ForCausalLM", "PhiMoEForCausalLM", "Starcoder2ForCausalLM"),
 )
 """Classes of SGLang that give no layer the window of config.json."""
+UNSEEN = "which PARSE was not seen to serve"
 WHY = {
-    Attention.LATENT: "which PARSE was not seen to serve in this class",
-    Attention.WINDOWS: "which PARSE was not seen to serve in this class",
-    Attention.POOLS: "which PARSE was not seen to serve in this class",
-    Attention.CHUNKS: "which PARSE was not seen to serve",
-    Attention.SPARSE: "which PARSE was not seen to serve: SGLang runs it on GPUs only",
-    Attention.STATES: "which PARSE was not seen to serve in this class",
+    Attention.LATENT: f"{UNSEEN} in this class",
+    Attention.WINDOWS: f"{UNSEEN} in this class",
+    Attention.POOLS: f"{UNSEEN} in this class",
+    Attention.CHUNKS: UNSEEN,
+    Attention.SPARSE: f"{UNSEEN}: SGLang runs it on GPUs only",
+    Attention.STATES: f"{UNSEEN} in this class",
 }
 """Attention -> why a model with it is refused unless its family is in the table as seen."""
 MTP = "with SGLang's own --speculative-algorithm EAGLE, which drafts with its MTP layer"

@@ -6,16 +6,14 @@ The KV of prompts really moves between two processes; the draft model prefills f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 
-from sglang_parse.core.judge import LIKELIHOOD_BIAS, LIKELIHOOD_SCALARS, sigmoid
 from support.client import (
-    Client,
+    abort_a_pass,
+    assert_all_kinds_of_drafts,
     assert_same,
     drafts_of,
     ids_of,
@@ -25,8 +23,8 @@ from support.client import (
 )
 from support.disaggregated import SplitClient, split_servers
 from support.families import TINY
-from support.heads import rows_of
 from support.models import load_model
+from support.reference_verdicts import assert_chosen, assert_likelihoods
 from support.servers import OVERLAP, SEED, Start, parse_flags, two_ranks_environment
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
@@ -71,16 +69,9 @@ def test_token_mode(split: SplitClient, models: tuple[Path, Path], concurrency: 
         assert_same(ours, theirs)
     split.assert_nothing_lost()
     if concurrency > 1:
-        records = [record for answer in answers for record in parse_info(answer)["trace"]]
-        whole = [record["accepted_len"] == len(record["draft_token_ids"]) for record in records]
-        kept = [bool(record["accepted_len"]) for record in records]
-        found = {*zip(kept, whole, strict=True)}
-        assert found >= {(True, True), (True, False), (False, False)}, "whole, in part, not at all"
+        assert_all_kinds_of_drafts(answers)
         return
-    ids = prompts[0] + answers[0]["output_ids"]
-    with torch.no_grad():
-        chosen = load_model(models[0])(torch.tensor([ids])).logits[0].argmax(-1)
-    assert chosen[len(prompts[0]) - 1 : -1].tolist() == answers[0]["output_ids"]
+    assert_chosen(load_model(models[0]), prompts[0], answers[0]["output_ids"])
 
 
 def test_the_same_prompts_again(split: SplitClient):
@@ -143,14 +134,7 @@ def test_a_prediction_is_drafted_at_once(split: SplitClient):
 
 def test_slots_come_back_after_an_abort(split: SplitClient):
     prompt = random_prompts(1, 81)[0]
-    with (
-        split.probe.fault("target-verify", "slow", seconds=0.4) as slow,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        job = pool.submit(split.generate, prompt, parse=TRACE, top={"rid": "gone"}, **LIMIT)
-        slow.wait_fired()
-        Client.abort(split, "gone")
-        assert job.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    abort_a_pass(split, prompt, parse=TRACE, **LIMIT)
     split.assert_nothing_lost()
 
 
@@ -178,15 +162,7 @@ def judged(start_server: Start, pair: tuple[Path, Path]) -> Iterator[SplitClient
 def test_verdicts_are_those_of_transformers(judged: SplitClient, pair: tuple[Path, Path]):
     """From the first draft on, whose prompt this server has not seen."""
     model, compared = load_model(pair[0]), 0
-    on_logprob, on_entropy = LIKELIHOOD_SCALARS
     for prompt in random_prompts(3, 91):
         answer = judged.generate(prompt, **LIMIT, parse=TRACE)
-        for record in parse_info(answer)["trace"]:
-            before = [*prompt, *answer["output_ids"][: record["output_start"]]]
-            ends = record["prefix_ends"]
-            rows = rows_of(model, before, record["draft_token_ids"][: ends[-1]], ())
-            scores = on_logprob * rows.logprobs + on_entropy * rows.entropies + LIKELIHOOD_BIAS
-            expected = [sigmoid(scores[:end].min()) for end in ends]
-            assert record["verdicts"] == pytest.approx(expected, abs=1e-4)
-            compared += len(ends)
+        compared += assert_likelihoods(model, prompt, answer)
     assert compared > 10

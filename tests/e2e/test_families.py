@@ -6,20 +6,24 @@ Random weights of their real classes, as target and, with noise, as draft.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from sglang_parse.core.judge import LIKELIHOOD_BIAS, LIKELIHOOD_SCALARS, sigmoid
-from support.client import Client, ids_of, parse_info, random_prompts
+from support.client import (
+    Client,
+    abort_a_pass,
+    assert_all_kinds_of_drafts,
+    ids_of,
+    parse_info,
+    random_prompts,
+)
 from support.families import TINY, WINDOWED
 from support.heads import TOLERANCE, decode_hidden_states, rows_of
-from support.reference_verdicts import reference_verdicts
+from support.reference_verdicts import assert_chosen, assert_likelihoods, reference_verdicts
 from support.servers import ALWAYS, QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags, served
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
@@ -75,16 +79,9 @@ def test_token_mode(family: tuple[Client, Path], concurrency: int, count: int):
     answers = client.generate_all(prompts, concurrency, **LIMIT, parse=TRACE)
     assert ids_of(answers) == ids_of(expected)
     if concurrency > 1:
-        records = [record for answer in answers for record in parse_info(answer)["trace"]]
-        whole = [record["accepted_len"] == len(record["draft_token_ids"]) for record in records]
-        kept = [bool(record["accepted_len"]) for record in records]
-        found = {*zip(kept, whole, strict=True)}
-        assert found >= {(True, True), (True, False), (False, False)}, "whole, in part, not at all"
+        assert_all_kinds_of_drafts(answers)
     if concurrency == 1:
-        ids = prompts[0] + answers[0]["output_ids"]
-        with torch.no_grad():
-            chosen = load(target)(torch.tensor([ids])).logits[0].argmax(-1)
-        assert chosen[len(prompts[0]) - 1 : -1].tolist() == answers[0]["output_ids"]
+        assert_chosen(load(target), prompts[0], answers[0]["output_ids"])
 
 
 def test_turns_hit_the_prefix_cache(family: tuple[Client, Path]):
@@ -104,14 +101,7 @@ def test_turns_hit_the_prefix_cache(family: tuple[Client, Path]):
 def test_slots_come_back_after_an_abort(family: tuple[Client, Path]):
     client, _ = family
     prompt = random_prompts(1, 81)[0]
-    with (
-        client.probe.fault("target-verify", "slow", seconds=0.4) as slow,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        job = pool.submit(client.generate, prompt, parse=TRACE, top={"rid": "gone"}, **LIMIT)
-        slow.wait_fired()
-        client.abort("gone")
-        assert job.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    abort_a_pass(client, prompt, parse=TRACE, **LIMIT)
     client.assert_nothing_lost()
 
 
@@ -129,15 +119,7 @@ def test_verdicts_are_those_of_transformers(judged: tuple[Client, Path]):
     model, compared = load(target), 0
     for prompt in random_prompts(3, 91):
         answer = client.generate(prompt, **LIMIT, parse=TRACE)
-        for record in parse_info(answer)["trace"]:
-            before = [*prompt, *answer["output_ids"][: record["output_start"]]]
-            ends = record["prefix_ends"]
-            rows = rows_of(model, before, record["draft_token_ids"][: ends[-1]], ())
-            on_logprob, on_entropy = LIKELIHOOD_SCALARS
-            scores = on_logprob * rows.logprobs + on_entropy * rows.entropies + LIKELIHOOD_BIAS
-            expected = [sigmoid(scores[:end].min()) for end in ends]
-            assert record["verdicts"] == pytest.approx(expected, abs=1e-4)
-            compared += len(ends)
+        compared += assert_likelihoods(model, prompt, answer)
     assert compared > 10
 
 

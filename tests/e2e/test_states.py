@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.client import Client, ids_of, parse_info, random_prompts, retractions
+from support.client import (
+    Client,
+    abort_a_pass,
+    ids_of,
+    parse_info,
+    random_prompts,
+    retractions,
+)
 from support.families import TINY
 from support.servers import (
     ALWAYS,
@@ -87,15 +93,7 @@ def test_turns_after_drafts_that_end_the_answer(client: Client, expected: dict):
 def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
     client.flush()
     prompt = [*next(iter(expected))]
-    with (
-        client.probe.fault("target-verify", "slow", seconds=0.4) as slow,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        job = pool.submit(client.generate, prompt, parse=DRAFT, top={"rid": "gone"}, **LIMIT)
-        slow.wait_fired()
-        client.abort("gone")
-        answer = job.result()
-    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    answer = abort_a_pass(client, prompt, parse=DRAFT, **LIMIT)
     turn = [*prompt, *answer["output_ids"]]
     answers = [client.generate(turn, **LIMIT, parse=DRAFT)]
     client.flush()

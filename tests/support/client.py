@@ -218,6 +218,29 @@ def assert_adds_up(answer: dict[str, Any]) -> None:
     assert info["accepted_tokens"] + info["target_tokens"] == len(answer["output_ids"])
 
 
+def assert_all_kinds_of_drafts(answers: Sequence[dict[str, Any]]) -> None:
+    """Of traced answers: some drafts were kept whole, some in part, some not at all."""
+    records = [record for answer in answers for record in parse_info(answer)["trace"]]
+    whole = [record["accepted_len"] == len(record["draft_token_ids"]) for record in records]
+    kept = [bool(record["accepted_len"]) for record in records]
+    found = {*zip(kept, whole, strict=True)}
+    assert found >= {(True, True), (True, False), (False, False)}, "whole, in part, not at all"
+
+
+def abort_a_pass(client: Client, prompt: list[int], **options: Any) -> dict[str, Any]:
+    """Aborts a request while one of its drafts is verified; returns its answer."""
+    with (
+        client.probe.fault("target-verify", "slow", seconds=0.4) as slow,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        job = pool.submit(client.generate, prompt, top={"rid": "gone"}, **options)
+        slow.wait_fired()
+        Client.abort(client, "gone")
+        answer = job.result()
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    return answer
+
+
 def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Asserts that PARSE's answer equals a plain server's, its finish reason included."""
     assert ours["output_ids"] == theirs["output_ids"]
