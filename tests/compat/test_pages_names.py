@@ -6,11 +6,14 @@ import argparse
 import contextlib
 import io
 import re
+from collections.abc import Callable
 from importlib import util
 from pathlib import Path
 
-import parallel_draft  # examples is on pytest's pythonpath
+import measure  # examples/real is on pytest's pythonpath
+import parallel_draft
 import pytest
+import side_by_side
 from transformers import HfArgumentParser, TrainingArguments
 
 from sglang_parse import cli
@@ -52,17 +55,17 @@ QUOTED = {
 }
 
 
-def flags_of_program(*words: str) -> set[str]:
-    """Flags and, in braces, commands that ``sglang-parse ... --help`` names."""
+def flags_of_program(*words: str, main: Callable[[list[str]], object] = cli.main) -> set[str]:
+    """Flags and, in braces, commands that ``sglang-parse ... --help`` names, or another main."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        cli.main([*words, "--help"])
+        main([*words, "--help"])
     return set(re.findall(r"--[a-z][a-z0-9-]*|(?<=[{,])[a-z-]+(?=[,}])", text.getvalue()))
 
 
 @pytest.fixture(scope="module")
 def known_flags() -> set[str]:
-    """Of SGLang's server with PARSE, of ``sglang-parse``, the soak and the recipe for drafts."""
+    """Of SGLang's server with PARSE, of ``sglang-parse``, the soak and the examples' programs."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -75,7 +78,8 @@ def known_flags() -> set[str]:
     recipe = HfArgumentParser((parallel_draft.Recipe, TrainingArguments))
     actions = (*server._actions, *recipe._actions, *make_parser()._actions)
     flags = {flag for action in actions for flag in action.option_strings}
-    return flags.union(*map(flags_of_program, programs))
+    examples = (flags_of_program(main=main) for main in (measure.main, side_by_side.main))
+    return flags.union(*map(flags_of_program, programs), *examples)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=str)
