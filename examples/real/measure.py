@@ -1,7 +1,7 @@
 """What texts as drafts gain on real work: Qwen2.5-Coder-0.5B, without a draft model, beside stock
 SGLang.
 
-    python examples/real/measure.py [--concurrency 6] [--max-tokens 80]
+    python examples/real/measure.py [--concurrency 6] [--max-tokens 160]
 
 Sixty requests (real_requests.py), greedy, fp32, token mode; the two servers answer each kind of
 work one after the other. Writes results.json and report.html. Exit code 1 if an answer differs from
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from real_model import all_cores, find_model
-from real_requests import all_requests, other_edits
+from real_requests import EDITS, all_requests, other_edits
 from rich.console import Console
 
 from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
@@ -40,6 +40,8 @@ PARSE_FLAGS = (
     *("--parse-reuse-answers", "1000"),
 )
 WARM_UP = [Item("warm-up", f"Count from {start} to 70.", None) for start in range(1, 61, 10)]
+OTHER_TOKENS = 64
+"""The longest answer that is no edit. An edit's is as long as what is edited."""
 TABLE = "Over plain SGLang"
 NOTE = (
     "Over plain: the quotient of the requests' times. Accepted: output tokens that were drafted, "
@@ -97,9 +99,10 @@ COLUMNS: Columns = {
 
 def sections(pairs: Pairs, facts: dict[str, Any]) -> Sections:
     kinds = [(kind, [*some]) for kind, some in groupby(pairs, attrgetter("kind"))]
+    edits = [pair for pair in pairs if pair.kind in EDITS]
     each = [(f"{pair.kind}: {pair.item.text[:60]}", [pair]) for pair in pairs]
     return {
-        TABLE: [Grid.of([*kinds, ("all", pairs)], COLUMNS, NOTE)],
+        TABLE: [Grid.of([*kinds, ("edits", edits), ("all", pairs)], COLUMNS, NOTE)],
         "Each request": [Grid.of(each, COLUMNS, "", ())],
         "Conditions": [Facts(facts)],
     }
@@ -122,7 +125,7 @@ def measure(pool: Pool, items: Sequence[Item], asking: Asking, concurrency: int)
     """Both servers answer each kind of work, so that a machine that is busy with something else
     slows both; which of them begins changes."""
 
-    def answers(server: str, some: Sequence[Item], asking: Asking = asking) -> tuple[Answer, ...]:
+    def answers(server: str, some: Sequence[Item], asking: Asking) -> tuple[Answer, ...]:
         with pool.awake(server) as (endpoint,):
             run = ask(endpoint, some, range(len(some)), concurrency=concurrency, asking=asking)
         return run.answers
@@ -130,9 +133,11 @@ def measure(pool: Pool, items: Sequence[Item], asking: Asking, concurrency: int)
     turns = [PLAIN, PARSE_TOKEN]
     for server in turns:
         answers(server, WARM_UP, replace(asking, max_tokens=16))
-    for _, found in groupby(items, attrgetter("key")):
+    for kind, found in groupby(items, attrgetter("key")):
         some = [*found]
-        of = {server: answers(server, some) for server in turns}
+        longest = asking.max_tokens if kind in EDITS else min(OTHER_TOKENS, asking.max_tokens)
+        limited = replace(asking, max_tokens=longest)
+        of = {server: answers(server, some, limited) for server in turns}
         yield from map(Pair, some, of[PLAIN], of[PARSE_TOKEN])
         turns.reverse()
 
@@ -174,7 +179,7 @@ def main(words: Sequence[str] | None = None) -> int:
     number = partial(parser.add_argument, type=at_least(1))
     parser.add_argument("--model", help="folder or hub name (default: the 0.5B model, downloaded)")
     number("--concurrency", default=6, help="requests at a time (default 6)")
-    number("--max-tokens", default=80, help="per answer (default 80)")
+    number("--max-tokens", default=160, help="per edit (default 160); 64 for other answers")
     parser.add_argument("--other-edits", action="store_true", help="30 edits, of other functions")
     number("--of-each-kind", help="only so many requests of each kind of work")
     parser.add_argument("--output", type=Path, default=Path("build/demo-real"))

@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang_parse.client.records import Item
 
+EDITS = ("rename", "add type hints", "add a docstring", "other quotes", "translate comments")
 FIRST, AGAIN = "question", "question again, changed"
 
 RENAMES = {
@@ -267,15 +268,17 @@ def _edits(
     quotes: Sequence[str],
     comments: Mapping[str, str],
 ) -> list[Item]:
+    instructions = (
+        {name: f"Rename {what}" for name, what in renames.items()},
+        dict.fromkeys(types, "Add type hints"),
+        dict.fromkeys(docstrings, "Add a docstring of one line"),
+        dict.fromkeys(quotes, "Use double quotes for all strings"),
+        {name: f"Translate the comments to {language}" for name, language in comments.items()},
+    )
     return [
-        *(_edit("rename", name, f"Rename {what}") for name, what in renames.items()),
-        *(_edit("add type hints", name, "Add type hints") for name in types),
-        *(_edit("add a docstring", name, "Add a docstring of one line") for name in docstrings),
-        *(_edit("other quotes", name, "Use double quotes for all strings") for name in quotes),
-        *(
-            _edit("translate comments", name, f"Translate the comments to {language}")
-            for name, language in comments.items()
-        ),
+        _edit(kind, name, instruction)
+        for kind, some in zip(EDITS, instructions, strict=True)
+        for name, instruction in some.items()
     ]
 
 

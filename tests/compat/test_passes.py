@@ -44,6 +44,7 @@ class Launched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, capture: bool = True, **limits: int):
         from sglang_parse.engine import verify
+        from sglang_parse.engine.row_results import RowReader
 
         self.num_rows: list[int] = []
         self.measured: list[tuple[list[int], list[float]]] = []
@@ -51,8 +52,8 @@ class Launched:
         monkeypatch.setattr(verify, "broadcast", lambda values: values)
         for name in ("verify_rows", "decode_rows"):
             monkeypatch.setattr(verify, name, lambda _row, req, *_, **__: req.rows)
-        monkeypatch.setattr(verify.Verifier, "_measure", self._measure)
-        monkeypatch.setattr(verify.Verifier, "_sample", self._sample)
+        monkeypatch.setattr(RowReader, "verified", self._verified)
+        monkeypatch.setattr(RowReader, "decoded", self._decoded)
         monkeypatch.setattr(forward, "max_forward_rows", lambda: limits.get("max_rows", 23))
         logits_bytes = 4 * limits.get("max_logits_rows", 23)
         monkeypatch.setattr(forward, "MAX_LOGITS_BYTES", logits_bytes)
@@ -73,8 +74,8 @@ class Launched:
         states = torch.tensor(hidden)[:, None] if capture else None
         return forward.ForwardOutput(torch.tensor(logits)[:, None], states, graph=0)
 
-    def _measure(self, _batch, parts, logits, _hidden):
-        from sglang_parse.engine.verify import RowResults
+    def _verified(self, _batch, parts, logits, _hidden):
+        from sglang_parse.engine.row_results import RowResults
 
         self.measured.append(([part.index for part in parts], logits.flatten().tolist()))
         firsts = [
@@ -84,8 +85,8 @@ class Launched:
         tokens, answers = logits[firsts, 0], logits[others]
         return RowResults(tokens, tokens[:, None] + 0.5, answers.expand(-1, 2))
 
-    def _sample(self, _batch, rows, logits):
-        from sglang_parse.engine.verify import RowResults
+    def _decoded(self, _batch, rows, logits):
+        from sglang_parse.engine.row_results import RowResults
 
         self.sampled = (list(rows), logits.flatten().tolist())
         return RowResults(logits[: len(rows), 0]), None

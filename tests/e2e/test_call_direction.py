@@ -38,6 +38,7 @@ CHAPTERS = (
 VERIFY_ITERATION = {
     *("engine.worker", "engine.overlap", "engine.step", "engine.schedule", "engine.verify"),
     *("engine.forward", "engine.commit", "engine.result", "engine.target", "engine.timing"),
+    "engine.row_results",
     *("engine.batch", "engine.requests", "engine.parts", "engine.judge.judge"),
     *("engine.logits.adjust", "engine.logits.sampling"),
     *("engine.sources.chain", "engine.sources.draft_model"),

@@ -119,7 +119,6 @@ MAX_FILE_LINES = 350
 LONGER_FILES = {
     "core/config.py",
     "core/policy/controller.py",
-    "engine/verify.py",
 }
 
 
