@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_parse.core.policy.texts import TextLength
+from sglang_parse.core.policy.texts import KNOWN_WELL, TextLength
 from sglang_parse.core.text_match import TextMatch
 
 
@@ -16,6 +16,7 @@ class RequestText:
     Attributes:
         match: where the answer is in it.
         length: chooses its drafts' lengths; ``cost``: the last draft's, beyond a decode step.
+        is_verified: the newest tokens are those of a draft of it.
         waited_ms: how long its request has waited for the next one.
         is_complete: nothing is added to it any more.
         ends_answer: the answer ends where it does.
@@ -25,6 +26,7 @@ class RequestText:
     match: TextMatch
     length: TextLength
     cost: float = 0.0
+    is_verified: bool = False
     waited_ms: float = 0.0
     is_complete: bool = True
     ends_answer: bool = False
@@ -46,6 +48,22 @@ class RequestText:
         self.match.extend(token_ids, grows=not is_complete)
         self.is_complete, self.num_unused = is_complete, num_unused
         self.ends_answer = is_complete and ends_answer
+
+    def follow(self, output_ids: Sequence[int]) -> None:
+        """The answer goes on; ``output_ids``: all of it."""
+        match, new_ids = self.match, output_ids[self.match.num_seen :]
+        is_decoded = new_ids and match.num_seen and not self.is_verified
+        if is_decoded and match.follows and (rest := match.rest(1)):
+            self._watch(fits=rest[0] == new_ids[0])
+        match.follow(new_ids)
+        self.is_verified = False
+
+    def _watch(self, *, fits: bool) -> None:
+        """Where the place is known well, as much as a draft of the token would have brought may be
+        lost: a text that was given up is tried again once the answer follows it."""
+        self.length.watch(self.match.match_len, fits=fits)
+        if fits and self.match.match_len >= KNOWN_WELL:
+            self.length.lose(-1)
 
     def count_covered(self, output_ids: Sequence[int]) -> tuple[int, int]:
         """(tokens of the text that are in the answer, tokens that are not).

@@ -163,3 +163,10 @@ class Segmenter:
     def ends(self, token_ids: Sequence[int]) -> list[int]:
         """Returns as ``segment_ends``, for token ids."""
         return segment_ends(self.pieces(token_ids), self.rule)
+
+
+def whole_segments(length: int, ends: Sequence[int]) -> int:
+    """Returns the next segment's end if it is at most twice as far, else the last one's: a verdict
+    on half a segment is unreliable. The length itself where a segment is longer."""
+    later = next((end for end in ends if length <= end <= 2 * length), 0)
+    return later or max((end for end in ends if end <= length), default=length)

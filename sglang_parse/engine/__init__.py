@@ -17,6 +17,7 @@ Beside them:
     drafting       everything the draft model does (a package)
     logits         what changes logits, samples them, and keeps probabilities (a package)
     judge          verdicts on a draft's prefixes: from a question, a head, or both (a package)
+    row_results    what rows of logits say: choices, verdicts, scores, log probabilities
     eagle          an EAGLE-3 head that accelerates the target's decode steps
     eagle_head     an EAGLE-3 head as SGLang loads it, of the target or of the draft model
     states         recurrent states of a hybrid target, and how they return after a pass

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy, VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
-from sglang_parse.core.policy.texts import TextLength, TextSourceStats, whole_segments
+from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.request_text import RequestText
+from sglang_parse.core.segment import whole_segments
 from sglang_parse.core.text_match import MAX_MATCH, MAX_PLACES, TextMatch
 
 pytestmark = pytest.mark.unit
@@ -147,18 +148,25 @@ def test_few_places_of_a_frequent_token_are_looked_at():
 # -- how long its drafts are ----------------------------------------------------------------
 
 
-def new_length() -> TextLength:
-    return TextLength(TextSourceStats(DEFAULTS))
+def new_length(
+    shared: TextSourceStats | None = None, max_loss: float = DEFAULTS.text_loss
+) -> TextLength:
+    return TextLength(shared or TextSourceStats(DEFAULTS), max_loss, DEFAULTS.text_gain)
 
 
 def accepted(num_drafted: int, num_accepted: int) -> VerifyOutcome:
     return VerifyOutcome(num_drafted, num_drafted, num_accepted, None, is_finished=False)
 
 
+def others_had(shared: TextSourceStats, match_len: int, outcome: VerifyOutcome) -> None:
+    new_length(shared).observe(match_len, outcome, 0.0)
+
+
 def drafted(answer: list[int], text: list[int], cost_per_row: float) -> tuple[float, int]:
     """(cost of an answer in decode steps, verify passes)."""
-    match, length, seen, cost, passes = TextMatch(text), new_length(), 1, 0.0, 0
-    match.follow(answer[:1])
+    request, seen, cost, passes = RequestText(TextMatch(text), new_length()), 1, 0.0, 0
+    match, length = request.match, request.length
+    request.follow(answer[:1])
     while seen < len(answer):
         rest = match.rest(min(128, len(answer) - seen))
         count = length.choose(match.match_len, len(rest), seen, lambda n: cost_per_row * (n + 1))
@@ -168,17 +176,52 @@ def drafted(answer: list[int], text: list[int], cost_per_row: float) -> tuple[fl
         if count:
             extra = cost_per_row * (count + 1)
             length.observe(match.match_len, accepted(count, right), extra)
-            cost, passes = cost + extra, passes + 1
+            cost, passes, request.is_verified = cost + extra, passes + 1, True
             if right == count:
                 match.follow_draft()
-        match.follow(answer[seen : seen + right + 1])
         seen, cost = seen + right + 1, cost + 1
+        request.follow(answer[:seen])
     return cost, passes
 
 
-def test_right_drafts_double():
+def test_right_drafts_grow_fourfold():
     answer = [*range(1000, 1300)]
-    assert drafted(answer, answer, 0.03)[1] <= 6
+    assert drafted(answer, answer, 0.03)[1] == 4
+
+
+def test_a_text_that_was_given_up_is_tried_again_once_the_answer_follows_it():
+    """As a function is copied behind a docstring that the text does not have."""
+    copied = [*range(1000, 1100)]
+    assert drafted([1, *range(40, 90), *copied], [1, *copied], 0.1)[0] <= 85
+
+
+def test_a_given_up_text_is_not_tried_again_for_chance():
+    """What follows is too short to pay for what is lost by trying."""
+    text = RequestText(TextMatch(TEXT), new_length())
+    text.length.lose(1.0)
+    for end in (1, 4, 5):
+        text.follow(TEXT[:end])
+    assert text.length.choose(0, 9, 5, lambda _: 0.1) == 0
+    text.match.match_len = 3
+    text.follow(TEXT[:6])
+    assert text.length.choose(4, 9, 6, lambda _: 0.1) == 0
+    text.follow(TEXT[:7])
+    assert text.length.choose(4, 9, 7, lambda _: 0.1) > 0
+
+
+def test_what_a_source_learns_from_decoded_tokens_is_what_drafts_tell():
+    """No more than the drafts: their tokens are not counted again."""
+    shared, other = TextSourceStats(DEFAULTS), TextSourceStats(DEFAULTS)
+    text = RequestText(TextMatch.entered(TEXT, 4, 4), new_length(shared))
+    text.follow([*TEXT[:4], TEXT[4]])
+    others_had(other, MAX_MATCH, accepted(1, 1))
+    assert shared.hit(MAX_MATCH) == other.hit(MAX_MATCH) > DEFAULTS.text_hit
+    text.is_verified = True
+    text.follow([*TEXT[:5], 7])
+    assert shared.hit(MAX_MATCH) == other.hit(MAX_MATCH)
+    text.match = TextMatch.entered(TEXT, 5, 6)
+    text.follow([*TEXT[:5], 7, 8])
+    assert shared.hit(MAX_MATCH) < other.hit(MAX_MATCH)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.05, 0.2, 0.5, 1.0])
@@ -209,8 +252,8 @@ def test_a_hopeless_text_costs_three_percent(cost_per_row: float, size: int):
 def test_losses_are_bounded_whatever_others_gained():
     shared = TextSourceStats(DEFAULTS)
     for _ in range(100):
-        shared.observe(3, accepted(16, 16))
-    length, lost = TextLength(shared), 0.0
+        others_had(shared, 3, accepted(16, 16))
+    length, lost = new_length(shared), 0.0
     for written in range(400):
         if count := length.choose(3, 16, written, lambda n: 0.1 * n):
             length.observe(3, accepted(count, 0), 0.1 * count)
@@ -223,8 +266,8 @@ def test_own_misses_count_more_than_the_hits_of_others():
     """A place known by one token: right for everybody else, wrong in this request."""
     shared = TextSourceStats(DEFAULTS)
     for _ in range(100):
-        shared.observe(1, accepted(16, 16))
-    length, drafts = TextLength(shared, max_loss=1e3), []
+        others_had(shared, 1, accepted(16, 16))
+    length, drafts = new_length(shared, 1e3), []
     for _ in range(8):
         drafts.append(length.choose(1, 16, 1, lambda n: 0.2 * n))
         if drafts[-1]:
@@ -239,12 +282,12 @@ def test_own_misses_count_more_than_the_hits_of_others():
 def test_texts_that_never_fit_do_not_end_others(match_len: int):
     shared = TextSourceStats(DEFAULTS)
     for _ in range(1000):
-        shared.observe(match_len, accepted(16, 0))
+        others_had(shared, match_len, accepted(16, 0))
 
     def choose(length: TextLength) -> int:
         return length.choose(match_len, 100, 1, lambda n: 0.01 * n)
 
-    wrong, right = TextLength(shared), TextLength(shared)
+    wrong, right = new_length(shared), new_length(shared)
     wrong.observe(match_len, accepted(choose(wrong), 0), 0.1)
     assert choose(wrong) == 0
     first = choose(right)

@@ -38,7 +38,7 @@ class PolicyConfig:
     chunk_steps: Ratio = 2.5  # decode steps of a draft chunk beside decoding [-13 +5; -9 0]
     retry_every: Count = 64  # chunks, or requests, until what lost is tried again [-8 +4; -2 +4]
     max_keys: Count = 128  # clients may send any threshold: the least recently used goes [-]
-    text_tokens: Count = 16  # first draft of a text; doubled by each that fits [-]
+    text_tokens: Count = 16  # first draft of a text; 4x after each that fits [-]
     text_loss: Ratio = 0.75  # tokens that a text may lose at first: 1 % of 75 [-]
     text_loss_rate: Ratio = 0.01  # and per output token: a text that never fits costs 1 % [-]
     text_gain: Ratio = 8.0  # gained tokens that may be lost again: a fit that ends ends soon [-]

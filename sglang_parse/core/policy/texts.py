@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.policy.drafting import Acceptance
+from sglang_parse.core.segment import whole_segments
 
 KNOWN_WELL = 4
 """Newest tokens from which on more of them do not tell better where an answer is in a text."""
@@ -24,19 +25,23 @@ class TextSourceStats:
         self.config, self.acceptance = config, Acceptance(config.error_rate)
         self._hits: dict[int, float] = {}
 
-    def _hit(self, match_len: int) -> float:
+    def hit(self, match_len: int) -> float:
         """Chance that the first token is output."""
         prior = self.config.text_hit if match_len else (1 + self.config.text_hit) / 2
         return self._hits.get(min(match_len, KNOWN_WELL), prior)
 
     def expect(self, match_len: int, draft_tokens: int) -> float:
         """Mean output tokens of a draft."""
-        return self._hit(match_len) * self.acceptance.expect(draft_tokens)[1]
+        return self.hit(match_len) * self.acceptance.expect(draft_tokens)[1]
 
-    def observe(self, match_len: int, outcome: VerifyOutcome) -> None:
-        hit, has_hit = self._hit(match_len), outcome.num_output > 0
-        self._hits[min(match_len, KNOWN_WELL)] = hit + self.config.mean_weight * (has_hit - hit)
-        if has_hit:
+    def watch(self, match_len: int, *, fits: bool) -> None:
+        """Records whether the text's next token was output."""
+        hit = self.hit(match_len)
+        self._hits[min(match_len, KNOWN_WELL)] = hit + self.config.mean_weight * (fits - hit)
+
+    def observe(self, outcome: VerifyOutcome) -> None:
+        """Records the rest of a verified draft."""
+        if outcome.num_output:
             self.acceptance.observe(outcome, self.config.memory)
 
 
@@ -44,26 +49,25 @@ class TextLength:
     """Chooses the lengths of one request's drafts from one text. A text that never fits costs a
     small part of the answer, whatever was learned from others; and one that fits drafts: each
     request tries what is known well until it fails. What others' drafts brought counts half with
-    each of its own that brings nothing.
+    each of its own that brings nothing. A decoded token, too, tells whether a draft would have
+    fitted.
 
     Args:
         source: what the server knows about such texts.
         max_loss, max_gain: tokens that may be lost at first, and gained ones that may be lost
-            again; the server's constants if not given.
+            again.
 
     Attributes:
-        longest: longest draft that the next one may be; doubles with each that fits.
+        longest: most tokens of the next draft: four times the last one's if all of it fitted.
         net_loss: costs of verify passes less output draft tokens.
     """
 
-    def __init__(
-        self, source: TextSourceStats, max_loss: float | None = None, max_gain: float | None = None
-    ) -> None:
+    def __init__(self, source: TextSourceStats, max_loss: float, max_gain: float) -> None:
         self._source, self._config, self.net_loss = source, source.config, 0.0
-        self._max_loss = self._config.text_loss if max_loss is None else max_loss
-        self._max_gain = self._config.text_gain if max_gain is None else max_gain
+        self._max_loss, self._max_gain = max_loss, max_gain
         self.longest = self._config.text_tokens
-        self._misses: dict[int, int] = {}  # in a row, by how well a draft's place was known
+        self._misses: dict[int, int] = {}  # in a row, by how well the place was known
+        self._drafted: set[int] = set()
 
     def choose(
         self,
@@ -86,8 +90,7 @@ class TextLength:
             rival: tokens that another source's drafts bring in the time of a decoded one: a draft
                 has to bring more, but for the first, which tells whether the text fits.
         """
-        left = self.left(num_written)
-        if not limit or left <= 0:
+        if not limit or (left := self.left(num_written)) <= 0:
             return 0
         lengths = {whole_segments(max(1, min(limit, self.longest) >> i), ends) for i in range(4)}
         costs = {n: cost for n in lengths if (cost := extra_cost(n)) <= left}
@@ -97,33 +100,32 @@ class TextLength:
         best = max(gains, key=lambda length: gains[length], default=0)
         if best and gains[best] >= self._config.text_min_gain:
             return best
-        if place not in (0, KNOWN_WELL) or share < 1 or (rival > 1 and place in self._misses):
+        if place not in (0, KNOWN_WELL) or share < 1 or (rival > 1 and place in self._drafted):
             return 0
         # Only a draft tells whether it fits, and only a pass what a pass costs.
-        return min(costs, default=0 if match_len or self._misses else min(lengths))
+        return min(costs, default=0 if match_len or self._drafted else min(lengths))
 
     def left(self, num_written: int) -> float:
         """Tokens that the request may still lose."""
         return self._max_loss + self._config.text_loss_rate * num_written - self.net_loss
 
     def lose(self, cost: float) -> None:
-        """Records a cost without a draft."""
-        self.net_loss += cost
+        """Records a cost without a draft; below 0, what a draft would have brought."""
+        self.net_loss = max(-self._max_gain, self.net_loss + cost)
+
+    def watch(self, match_len: int, *, fits: bool) -> None:
+        """Records whether the text's next token was output, drafted or not."""
+        place = min(match_len, KNOWN_WELL)
+        self._misses[place] = 0 if fits else 1 + self._misses.get(place, 0)
+        self._source.watch(match_len, fits=fits)
 
     def observe(self, match_len: int, outcome: VerifyOutcome, cost: float) -> None:
         """Records a verified draft and its cost beyond a decode step."""
-        place = min(match_len, KNOWN_WELL)
-        self._misses[place] = (outcome.num_output == 0) * (1 + self._misses.get(place, 0))
-        self._source.observe(match_len, outcome)
-        self.net_loss = max(-self._max_gain, self.net_loss + cost - outcome.num_output)
+        self.watch(match_len, fits=outcome.num_output > 0)
+        self._drafted.add(min(match_len, KNOWN_WELL))
+        self._source.observe(outcome)
+        self.lose(cost - outcome.num_output)
         if outcome.num_output == outcome.num_verified:
-            self.longest = max(self.longest, 2 * outcome.num_output)
+            self.longest = max(self.longest, 4 * outcome.num_output)
         else:
             self.longest = max(self._config.text_tokens, self.longest // 2)
-
-
-def whole_segments(length: int, ends: Sequence[int]) -> int:
-    """Returns the next segment's end if it is at most twice as far, else the last one's: a verdict
-    on half a segment is unreliable. The length itself where a segment is longer."""
-    later = next((end for end in ends if length <= end <= 2 * length), 0)
-    return later or max((end for end in ends if end <= length), default=length)

@@ -49,7 +49,8 @@ class ForcedSource:
 
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         del req
-        self._stats.observe(0, outcome)
+        self._stats.watch(0, fits=outcome.num_output > 0)
+        self._stats.observe(outcome)
 
     def _pays(self, num_tokens: int, *, always: bool) -> bool:
         if num_tokens < MIN_TOKENS:

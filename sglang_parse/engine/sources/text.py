@@ -63,7 +63,9 @@ class TextSource:
         Args:
             is_complete: no tokens will arrive.
         """
-        return RequestText(TextMatch(), TextLength(self._stats), is_complete=is_complete)
+        config = self._controller.config
+        length = TextLength(self._stats, config.text_loss, config.text_gain)
+        return RequestText(TextMatch(), length, is_complete=is_complete)
 
     def start(self, req: Req) -> str:
         if reason := self.follow(req):
@@ -111,8 +113,7 @@ class TextSource:
     def follow(self, req: Req) -> str:
         """The text's answer goes on; returns why nothing drafts, if so."""
         state = req.parse_state
-        match = state.texts[self.name].match
-        match.follow(state.output_ids[match.num_seen :])
+        state.texts[self.name].follow(state.output_ids)
         is_off = self._config.drafting == "never" and not state.policy.always_drafts
         return DRAFTING_OFF if is_off else ""
 
@@ -133,6 +134,7 @@ class TextSource:
     def observe(self, req: Req, outcome: VerifyOutcome) -> None:
         text = req.parse_state.texts[self.name]
         text.length.observe(text.match.match_len, outcome, text.cost)
+        text.is_verified = True
         if outcome.num_output == outcome.num_verified:
             text.match.follow_draft()
 
