@@ -18,12 +18,10 @@ from sglang_parse.patches.cpu import (
     tree_cpu,
     verify_sampling_cpu,
     windows_cpu,
-    zero_experts_cpu,
 )
 
 MODULES = (
     *(draft_steps_cpu, gdn_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu, mamba_cpu, mla_cpu),
     *(req_to_token_cpu, rotary_cpu, softcap_cpu, tree_cpu, verify_sampling_cpu, windows_cpu),
-    zero_experts_cpu,
 )
 PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)

@@ -103,7 +103,6 @@ FAMILIES = (
         Attention.LATENT,
         ON_CPU,
     ),
-    Family("LongCat-Flash", ("LongcatFlashForCausalLM",), Attention.LATENT, ON_CPU),
     Family(
         "Mistral Large 3",
         ("PixtralForConditionalGeneration",),
@@ -113,7 +112,13 @@ FAMILIES = (
     ),
     Family("GLM-4.7-Flash", ("Glm4MoeLiteForCausalLM",), Attention.LATENT, ON_CPU),
     Family("MiniCPM3", ("MiniCPM3ForCausalLM",), Attention.LATENT, ON_CPU, judges=UNREAD),
-    Family("DeepSeek-VL2, Kimi-VL, GigaChat 3.5 and others", (), Attention.LATENT),
+    Family(
+        "LongCat-Flash",
+        ("LongcatFlashForCausalLM",),
+        Attention.LATENT,
+        why="whose class SGLang cannot build where config.json scales no positions",
+    ),
+    Family("DeepSeek-VL2, Kimi-VL and others", (), Attention.LATENT),
     Family(
         "Gemma 3",
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
@@ -282,8 +287,6 @@ def refusal(model: Any, *, is_draft: bool) -> str:
     if is_draft and family.attention is Attention.STATES:
         fix = "a server of its own with it can draft: --parse-draft-url"
         return f"{found}, whose state would have to follow what is kept of each draft ({fix})"
-    if model.use_ngram_embedding:
-        return f"{found} and n-gram embeddings, {UNSEEN}: SGLang runs them on GPUs only"
     # A draft's rows are causal, and its KV is in one pool (the patch ``draft_models``).
     if family.seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
         return ""

@@ -14,9 +14,9 @@ import transformers
 from support.demo_pair import DEMO
 from support.models import load_model, load_tokenizer
 from support.published import (
+    publish_kimi,
     rename_vision,
     save_as_mistral,
-    save_kimi_processor,
     save_qwen_processor,
 )
 from support.random_pair import PairShape, make_pair
@@ -32,6 +32,7 @@ YARN |= {"beta_fast": 32, "beta_slow": 1}
 DEEPSEEK_V3 = LATENT | {"rope_parameters": YARN | {"mscale": 0.7}, "scoring_func": "sigmoid"}
 DEEPSEEK_V3 |= {"topk_method": "noaux_tc", "norm_topk_prob": True}
 LARGE_YARN = YARN | {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
+LARGE_YARN |= {"mscale_all_dim": 0.0, "attention_factor": 1.0}
 OLMO_YARN = {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836}
 OLMO_YARN |= {"original_max_position_embeddings": 1024, "beta_fast": 32.0, "beta_slow": 1.0}
 TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
@@ -143,7 +144,7 @@ TINY = {
         ("--trust-remote-code", *UNFUSED),
         vision=MOON,
         served_as="KimiK25ForConditionalGeneration",
-        publish=save_kimi_processor,
+        publish=publish_kimi,
     ),
     "mistral-large-3": Tiny(
         "Mistral4",
@@ -151,19 +152,6 @@ TINY = {
         UNFUSED,
         served_as="PixtralForConditionalGeneration",
         publish=save_as_mistral,
-    ),
-    "longcat-flash": Tiny(
-        "LongcatFlash",
-        {name: size for name, size in LATENT.items() if name not in MOE}
-        | {"num_layers": 2, "num_hidden_layers": 4, "expert_ffn_hidden_size": 48}
-        | {
-            "n_routed_experts": 4,
-            "zero_expert_num": 2,
-            "moe_topk": 2,
-            "routed_scaling_factor": 1.0,
-        },
-        published={"num_hidden_layers": None, "rope_parameters": None, "rope_theta": 10000000.0}
-        | {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_type": "identity"},
     ),
     "minicpm-3": Tiny(
         "MiniCPM3",

@@ -21,9 +21,14 @@ WEIGHTS = "model.safetensors"
 
 def rename_vision(folder: Path) -> None:
     """Of Gemma, whose names SGLang reads as published models have them."""
+    _rename(folder, {"vision_tower.": "vision_tower.vision_model."})
+
+
+def _rename(folder: Path, parts: dict[str, str]) -> None:
     weights = load_file(folder / WEIGHTS)
-    names = {name: name.replace("vision_tower.", "vision_tower.vision_model.") for name in weights}
-    save_file({names[name]: weights[name] for name in weights}, folder / WEIGHTS, {"format": "pt"})
+    for old, new in parts.items():
+        weights = {name.replace(old, new): weight for name, weight in weights.items()}
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
 
 
 def save_qwen_processor(folder: Path) -> None:
@@ -34,8 +39,13 @@ def save_qwen_processor(folder: Path) -> None:
     transformers.Qwen3VLProcessor(images, tokenizer, videos).save_pretrained(folder)
 
 
-def save_kimi_processor(folder: Path) -> None:
-    """The same; of this one SGLang reads more than transformers' class has."""
+def publish_kimi(folder: Path) -> None:
+    """The same; of this one SGLang reads more than transformers' class has.
+
+    transformers reads the published names, and writes some others.
+    """
+    _rename(folder, {"model.blocks.": "model.layers.", "model.mm_projector.": "mm_projector."})
+    _rename(folder, {"encoder.patch_embed.": "patch_embed."})
     _change(folder / "config.json", architectures=["KimiK25ForConditionalGeneration"])
     images, videos = transformers.Kimi_K25ImageProcessor(), transformers.Kimi_K25VideoProcessor()
     parts = images, load_tokenizer(folder), videos
