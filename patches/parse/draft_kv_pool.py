@@ -58,7 +58,7 @@ def kv_bytes_per_token(
     )
     if attention_of(model) is Attention.LATENT:  # one head, on every rank
         size = calculate_mla_kv_cache_dim(model_config=model, kv_cache_dtype=dtype)
-        return size * model.num_hidden_layers * dtype.itemsize
+        return size * model.num_attention_layers * dtype.itemsize
     if model.is_hybrid_swa:  # all slots in both pools (the patch ``draft_models``)
         head_dims = model.head_dim + model.v_head_dim, model.swa_head_dim + model.swa_v_head_dim
         full = len(model.full_attention_layer_ids) * model.get_num_kv_heads(tp_size)

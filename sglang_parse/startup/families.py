@@ -97,10 +97,28 @@ FAMILIES = (
         ON_CPU,
         "DeepSeek-V2-Lite, DeepSeek-Coder-V2-Lite",
     ),
-    Family("DeepSeek V3 and R1, Kimi K2", ("DeepseekV3ForCausalLM",), Attention.LATENT, ON_CPU),
+    Family(
+        "DeepSeek V3 and R1, Kimi K2, Kimi K2.5",
+        ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration"),
+        Attention.LATENT,
+        ON_CPU,
+    ),
+    Family(
+        "Mistral Large 3",
+        ("PixtralForConditionalGeneration",),
+        Attention.LATENT,
+        f"{ON_CPU}, in fp32 where SGLang always takes bf16",
+        judges=UNREAD,
+    ),
     Family("GLM-4.7-Flash", ("Glm4MoeLiteForCausalLM",), Attention.LATENT, ON_CPU),
     Family("MiniCPM3", ("MiniCPM3ForCausalLM",), Attention.LATENT, ON_CPU, judges=UNREAD),
-    Family("Kimi K2.5, Mistral Large 3, LongCat and others", (), Attention.LATENT),
+    Family(
+        "LongCat-Flash",
+        ("LongcatFlashForCausalLM",),
+        Attention.LATENT,
+        why="whose class SGLang cannot build where config.json scales no positions",
+    ),
+    Family("DeepSeek-VL2, Kimi-VL and others", (), Attention.LATENT),
     Family(
         "Gemma 3",
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
@@ -161,22 +179,27 @@ FAMILIES = (
         instead=MTP,
     ),
     Family(
-        "Qwen3.5 (dense, text), Falcon-H1",
-        ("Qwen3_5ForCausalLM", "FalconH1ForCausalLM"),
+        "Qwen3.5, Qwen3.6, dense or with experts",
+        (
+            *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+            *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+        ),
+        Attention.STATES,
+        ON_CPU,
+        "Qwen3.5-0.8B behind `--parse-draft-url`, texts, earlier answers",
+        UNASKED,
+    ),
+    Family(
+        "Qwen3-Next, Granite 4, Falcon-H1, LFM2",
+        (
+            *("Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM"),
+            *("FalconH1ForCausalLM", "Lfm2ForCausalLM"),
+        ),
         Attention.STATES,
         ON_CPU,
         judges=UNASKED,
     ),
-    Family(
-        "Qwen3-Next, Granite 4, LFM2",
-        ("Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"),
-        Attention.STATES,
-        ON_CPU,
-        judges=UNASKED,
-    ),
-    Family(
-        "Qwen3.5 with images or experts, LFM2-MoE, Nemotron-H, Kimi Linear", (), Attention.STATES
-    ),
+    Family("LFM2-MoE, Nemotron-H, Kimi Linear", (), Attention.STATES),
 )
 
 

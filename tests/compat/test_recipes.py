@@ -170,6 +170,26 @@ DEEPSEEK_V3 = {
     },
     "quantization_config": QWEN3_MOE["quantization_config"],
 }
+QWEN3_5 = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "torch_dtype": "bfloat16",
+    "vision_config": {"model_type": "qwen3_5", "out_hidden_size": 5120},
+    "text_config": {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "head_dim": 256,
+        "num_key_value_heads": 4,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        **shape(5120, 64, 24, 17408),
+    },
+}
 # Some id: what a PARD checkpoint adds to the config.json of the model it was made of.
 PARD = {"pard_token": 128000}
 QWEN3_PARD = QWEN3 | shape(1024, 28, 16, 3072, tie_word_embeddings=True) | PARD
@@ -185,6 +205,7 @@ PAIRS: dict[str, tuple[str, dict, dict | None]] = {
     "serve_gpt_oss_120b_texts.sh": ("chatml", GPT_OSS_120B, None),
     "serve_gpt_oss_120b.sh": ("chatml", GPT_OSS_120B, GPT_OSS_20B),
     "serve_deepseek_v3.sh": ("deepseek-r1", DEEPSEEK_V3, None),
+    "serve_qwen3_5_27b.sh": ("qwen3", QWEN3_5, None),
 }
 DRAFT_URL = "http://127.0.0.1:9"
 # The head of the EAGLE-3 recipe: one layer of the target's width, its own small vocabulary, and

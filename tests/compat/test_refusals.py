@@ -333,11 +333,11 @@ EAGLE = "this one with SGLang's own --speculative-algorithm EAGLE, which drafts 
 ONLY_TARGETS = (
     ("qwen3_next", "Qwen3NextForCausalLM", {"full_attention_interval": 4}, HYBRID),
     ("qwen3_5_text", "Qwen3_5ForCausalLM", {}, HYBRID),
+    ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", {}, HYBRID),
     ("falcon_h1", "FalconH1ForCausalLM", {}, HYBRID),
     ("granitemoehybrid", "GraniteMoeHybridForCausalLM", GRANITE, HYBRID),
 )
 REFUSED = (
-    ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", {}, HYBRID),
     ("nemotron_h", "NemotronHForCausalLM", {"hybrid_override_pattern": "M-*-"}, HYBRID),
     ("jamba", "JambaForCausalLM", {}, HYBRID),
     ("minimax", "MiniMaxText01ForCausalLM", {}, HYBRID),

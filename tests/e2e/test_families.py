@@ -5,13 +5,17 @@ Random weights of their real classes, as target and, with noise, as draft.
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from support.client import (
     Client,
@@ -24,7 +28,16 @@ from support.client import (
 from support.families import TINY, WINDOWED
 from support.heads import TOLERANCE, decode_hidden_states, rows_of
 from support.reference_verdicts import assert_chosen, assert_likelihoods, reference_verdicts
-from support.servers import ALWAYS, QUESTION, SEED, SMALL_CHUNKS, Start, parse_flags, served
+from support.servers import (
+    ALWAYS,
+    QUESTION,
+    SEED,
+    SMALL_CHUNKS,
+    Start,
+    parse_flags,
+    plugin,
+    served,
+)
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
 TRACE = {"drafting": "always", "trace": True}
@@ -36,9 +49,10 @@ SECOND = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
 NAMES = [name if name in FAST else pytest.param(name, marks=SECOND) for name in TINY]
 JUDGED = [pytest.param(name, marks=SECOND) for name in TINY]
 THIRD = pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
-READ = ("deepseek-v2", "deepseek-v3", "glm-4.7-flash")
+READ = ("deepseek-v2", "deepseek-v3", "glm-4.7-flash", "kimi-k2.5")
 """Families with captured layers, beside questions."""
-ASKED = [pytest.param(name, marks=THIRD) for name in (*READ, "minicpm-3", *WINDOWED)]
+UNREAD = ("minicpm-3", "mistral-large-3")
+ASKED = [pytest.param(name, marks=THIRD) for name in (*READ, *UNREAD, *WINDOWED)]
 LAYERS = (0, 1)
 
 
@@ -50,8 +64,9 @@ def serve(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Call
     def start(kind: str, name: str, *flags: str) -> Iterator[tuple[Client, Path]]:
         pair = pair_of(name)
         flags = parse_flags(pair, *flags, *SEED, *TINY[name].flags)
-        for client in served(start_server, f"{kind}-{name}", *flags, **EXACT):
-            yield client, pair[0]
+        with plugin("given_dtype"):
+            for client in served(start_server, f"{kind}-{name}", *flags, **EXACT):
+                yield client, pair[0]
 
     return start
 
@@ -103,6 +118,39 @@ def test_slots_come_back_after_an_abort(family: tuple[Client, Path]):
     prompt = random_prompts(1, 81)[0]
     abort_a_pass(client, prompt, parse=TRACE, **LIMIT)
     client.assert_nothing_lost()
+
+
+@pytest.fixture(scope="module")
+def seeing(serve: Callable[..., Iterator]) -> Iterator[tuple[Client, Path]]:
+    """The same server of a family with a part for images."""
+    flags = ("--parse-verification", "token", "--parse-draft-tokens", "8")
+    yield from serve("family", "qwen3.5-images", *flags, *SMALL_CHUNKS, *ALWAYS)
+
+
+def picture() -> str:
+    """In base64; 4 tokens."""
+    pixels = np.random.default_rng(3).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@SECOND
+def test_requests_with_images_are_served_plainly(seeing: tuple[Client, Path]):
+    """Beside requests with drafts; positions behind an image are not those of its tokens."""
+    client, _ = seeing
+    text = "1 + 2 = <|vision_start|><|image_pad|><|vision_end|> 3 + 4 ="
+    prompts, image = random_prompts(3, 97), {"image_data": [picture()]}
+    expected = [client.generate(text, top=image, parse=PLAIN, **LIMIT)]
+    expected += client.generate_all(prompts, 3, **LIMIT, parse=PLAIN)
+    client.flush()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.generate, text, top=image, parse=TRACE, **LIMIT)
+        answers = client.generate_all(prompts, 3, **LIMIT, parse=TRACE)
+    assert ids_of([asked.result(), *answers]) == ids_of(expected)
+    info = parse_info(asked.result())
+    assert (info["mode"], info["reason"]) == ("plain", "multimodal input")
+    assert sum(parse_info(answer)["accepted_tokens"] for answer in answers) > 0
 
 
 @pytest.fixture(scope="module", params=JUDGED)

@@ -32,26 +32,31 @@ VARIABLES |= {"SGLANG_TEST_RETRACT_INTERVAL": "5"}
 pytestmark = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
 
 
+@pytest.fixture(scope="module", params=["qwen3.5", "qwen3.5-images", "qwen3.5-moe-images"])
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    pair = TINY["qwen3.5"].pair(tmp_path_factory.mktemp("states"))
+def flags(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    pair = TINY[name].pair(tmp_path_factory.mktemp("states"))
     token = ("--parse-verification", "token", "--parse-draft-tokens", "8")
     return parse_flags(pair, *token, *SEED, *ALWAYS, *SMALL_CHUNKS)
 
 
 @pytest.fixture(scope="module")
-def client(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
+def client(start_server: Start, name: str, flags: tuple[str, ...]) -> Iterator[Client]:
     """With slots for about half of twelve requests."""
     tight = ("--max-total-tokens", "500", "--max-mamba-cache-size", "36")
     answers = ("--parse-reuse-answers", "100:shared")
-    yield from served(start_server, "states-tight", *flags, *tight, *answers, **VARIABLES)
+    yield from served(start_server, f"states-tight-{name}", *flags, *tight, *answers, **VARIABLES)
 
 
 @pytest.fixture(scope="module")
-def two_ranks(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
+def two_ranks(start_server: Start, name: str, flags: tuple[str, ...]) -> Iterator[Client]:
     with two_ranks_environment():
-        more = (*TINY["qwen3.5"].flags, "--tp-size", "2")
-        yield from served(start_server, "states-ranks", *flags, *more, **VARIABLES)
+        more = (*TINY[name].flags, "--tp-size", "2")
+        yield from served(start_server, f"states-ranks-{name}", *flags, *more, **VARIABLES)
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
-from support.models import load_model
+from support.demo_pair import DEMO
+from support.models import load_model, load_tokenizer
+from support.published import (
+    publish_kimi,
+    rename_vision,
+    save_as_mistral,
+    save_qwen_processor,
+)
 from support.random_pair import PairShape, make_pair
 
 MOE = {"moe_intermediate_size": 48, "n_routed_experts": 4, "n_shared_experts": 1}
@@ -22,6 +29,10 @@ LATENT |= {"v_head_dim": 16, "num_key_value_heads": 4, "num_hidden_layers": 3, *
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0}
 YARN |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 1024}
 YARN |= {"beta_fast": 32, "beta_slow": 1}
+DEEPSEEK_V3 = LATENT | {"rope_parameters": YARN | {"mscale": 0.7}, "scoring_func": "sigmoid"}
+DEEPSEEK_V3 |= {"topk_method": "noaux_tc", "norm_topk_prob": True}
+LARGE_YARN = YARN | {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
+LARGE_YARN |= {"mscale_all_dim": 0.0, "attention_factor": 1.0}
 OLMO_YARN = {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836}
 OLMO_YARN |= {"original_max_position_embeddings": 1024, "beta_fast": 32.0, "beta_slow": 1.0}
 TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
@@ -43,6 +54,8 @@ class Tiny:
         served_as: the class of SGLang that serves it if it is another.
         published: keys of config.json as published models have them, where transformers writes
             others that SGLang does not read; None for one that they do not have.
+        publish: changes what else is in a saved model's folder.
+        tokens: what its tokenizer has more than the question pair's, behind those.
         window: of transformers, where SGLang's is another.
         noise: of the draft; drafts are kept whole, in part and not at all.
     """
@@ -54,6 +67,8 @@ class Tiny:
     vision: dict[str, Any] = field(default_factory=dict)
     served_as: str = ""
     published: dict[str, Any] = field(default_factory=dict)
+    publish: Callable[[Path], None] = lambda folder: None  # noqa: ARG005
+    tokens: tuple[str, ...] = ()
     window: int | None = None
     noise: float = 0.01
 
@@ -67,30 +82,36 @@ class Tiny:
         tied = text["tie_word_embeddings"]
         return config(text_config=text, tie_word_embeddings=tied, **self.vision)
 
-    @staticmethod
-    def _publish_vision(file: Path) -> None:
-        """Names the weights as SGLang reads them, and as published models have them."""
-        weights = load_file(file)
-        names = {name: name.replace("vision_tower.", f"{VISION}.") for name in weights}
-        save_file({names[name]: weights[name] for name in weights}, file, {"format": "pt"})
+    def _publish(self, folder: Path) -> None:
+        """Makes a saved model what its publisher would have saved."""
+        file = folder / "config.json"
+        config = json.loads(file.read_text())
+        text = config.get("text_config", config)
+        text.update(self.published)
+        for key in [key for key, value in self.published.items() if value is None]:
+            text.pop(key, None)
+        file.write_text(json.dumps(config))
+        self.publish(folder)
+
+    def tokenizer(self) -> Any:
+        tokenizer = load_tokenizer(DEMO / "target")
+        tokenizer.add_tokens([*self.tokens], special_tokens=True)
+        return tokenizer
 
     def pair(self, folder: Path, noise: float | None = None) -> tuple[Path, Path]:
         """A target and a copy of it as its draft, with ``noise``, by default the family's."""
         config = getattr(transformers, f"{self.config or self.name}Config")
         kind = (self._with_vision if self.vision else config, getattr(transformers, self.model))
         shape = PairShape(seed=5, noise=self.noise if noise is None else noise)
-        pair = make_pair(folder, shape, kind=kind, **self.sizes)
-        for file in (model / "config.json" for model in pair):
-            config = json.loads(file.read_text()) | self.published
-            dropped = [key for key, value in self.published.items() if value is None]
-            file.write_text(json.dumps({k: v for k, v in config.items() if k not in dropped}))
-            if self.vision:
-                self._publish_vision(file.with_name("model.safetensors"))
+        pair = make_pair(folder, shape, self.tokenizer(), kind=kind, **self.sizes)
+        for model in pair:
+            self._publish(model)
         return pair
 
     def load(self, folder: Path) -> Any:
-        """A model of it in transformers."""
-        model = load_model(folder)
+        """A model of it in transformers, in fp32, with its part for images where it has one."""
+        kind = getattr(transformers, self.model)
+        model = kind.from_pretrained(folder, dtype=torch.float32).eval()
         if self.window is not None:
             model.config.sliding_window = self.window
         return model
@@ -101,8 +122,11 @@ TOWER |= {"num_attention_heads": 2, "num_key_value_heads": 2, "position_embeddin
 GEMMA_3 = WINDOWS | TIED | {"query_pre_attn_scalar": 16}
 SIGLIP = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "image_size": 28}
 SIGLIP |= {"num_attention_heads": 2, "vision_use_head": False}
-VISION = "vision_tower.vision_model"
 IMAGES = {"vision_config": SIGLIP, "mm_tokens_per_image": 1, "image_token_index": 302}
+MOON_TOWER = {"hidden_size": 32, "vt_hidden_size": 32, "text_hidden_size": 64}
+MOON_TOWER |= {"intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+MOON = {"vision_config": MOON_TOWER, "projection_hidden_size": 32, "image_token_id": 302}
+MOON |= {"media_placeholder_token_id": 302, "video_token_id": 303}
 TINY = {
     "deepseek-v2": Tiny(
         "DeepseekV2",
@@ -113,12 +137,21 @@ TINY = {
     ),
     "gemma-3": Tiny("Gemma3", GEMMA_3, config="Gemma3Text"),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
-    "deepseek-v3": Tiny(
-        "DeepseekV3",
-        LATENT
-        | {"rope_parameters": YARN | {"mscale": 0.7}, "scoring_func": "sigmoid"}
-        | {"topk_method": "noaux_tc", "norm_topk_prob": True},
+    "deepseek-v3": Tiny("DeepseekV3", DEEPSEEK_V3, UNFUSED),
+    "kimi-k2.5": Tiny(
+        "Kimi_K25",
+        DEEPSEEK_V3,
+        ("--trust-remote-code", *UNFUSED),
+        vision=MOON,
+        served_as="KimiK25ForConditionalGeneration",
+        publish=publish_kimi,
+    ),
+    "mistral-large-3": Tiny(
+        "Mistral4",
+        LATENT | {"rope_parameters": LARGE_YARN, "norm_topk_prob": True, "head_dim": 32},
         UNFUSED,
+        served_as="PixtralForConditionalGeneration",
+        publish=save_as_mistral,
     ),
     "minicpm-3": Tiny(
         "MiniCPM3",
@@ -133,7 +166,7 @@ TINY = {
         # So high that it does not matter: SGLang's ``torch_native`` does not cap scores.
         | {"attn_logit_softcapping": 1000.0},
     ),
-    "gemma-3-images": Tiny("Gemma3", GEMMA_3, vision=IMAGES, noise=0.04),
+    "gemma-3-images": Tiny("Gemma3", GEMMA_3, vision=IMAGES, publish=rename_vision, noise=0.04),
     "olmo-3": Tiny(
         "Olmo3",
         WINDOWS,
@@ -155,6 +188,7 @@ TINY = {
             **TIED,
         },
         vision={"vision_config": TOWER, "language_model_only": True},
+        publish=rename_vision,
     ),
     "gpt-oss": Tiny(
         "GptOss",
@@ -170,8 +204,18 @@ DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_conv_ke
 DELTA |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4}
 DELTA |= {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 INTERVAL = {"full_attention_interval": 4}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+EXPERTS |= {"shared_expert_intermediate_size": 48}
 AXES = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 AXES |= {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+OF_QWEN = INTERVAL | {"rope_parameters": AXES}
+QWEN_TOWER = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64}
+QWEN_TOWER |= {"out_hidden_size": 64, "num_position_embeddings": 16, "deepstack_visual_indexes": []}
+QWEN_TOKENS = ("vision_start", "image_pad", "video_pad", "vision_end")
+QWEN_IMAGES = {"vision_start_token_id": 384, "image_token_id": 385, "video_token_id": 386}
+QWEN_IMAGES |= {"vision_end_token_id": 387, "vision_config": QWEN_TOWER}
+IMAGES_OF_QWEN: dict[str, Any] = {"vision": QWEN_IMAGES, "publish": save_qwen_processor}
+IMAGES_OF_QWEN |= {"published": OF_QWEN, "tokens": tuple(f"<|{one}|>" for one in QWEN_TOKENS)}
 
 
 @dataclass(frozen=True)
@@ -188,8 +232,8 @@ class TinyHybrid(Tiny):
         time, and so much that half of the tokens depend on them.
         """
         target, _ = super().pair(folder)
-        _, draft = make_pair(folder / "full", PairShape(seed=6))
-        models = [load_model(path) for path in (target, draft)]
+        _, draft = make_pair(folder / "full", PairShape(seed=6), self.tokenizer())
+        models = [self.load(target), load_model(draft)]
         ends = [(model.get_input_embeddings(), model.get_output_embeddings()) for model in models]
         with torch.no_grad():
             for of_target, of_draft in zip(*ends, strict=True):
@@ -198,8 +242,7 @@ class TinyHybrid(Tiny):
                 for name, parameter in model.named_parameters():
                     parameter.mul_(0.01 if any(part in name for part in QUIET) else 1)
                 model.save_pretrained(path)
-        path = target / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | self.published))
+        self._publish(target)
         return target, draft
 
 
@@ -221,14 +264,15 @@ TINY |= {
     ),
     "qwen3-next": TinyHybrid(
         "Qwen3Next",
-        DELTA
-        | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-        | {"shared_expert_intermediate_size": 48, "mlp_only_layers": []},
+        DELTA | EXPERTS | {"mlp_only_layers": []},
         published=INTERVAL,
     ),
-    "qwen3.5": TinyHybrid(
-        "Qwen3_5", DELTA, config="Qwen3_5Text", published=INTERVAL | {"rope_parameters": AXES}
+    "qwen3.5": TinyHybrid("Qwen3_5", DELTA, config="Qwen3_5Text", published=OF_QWEN),
+    "qwen3.5-images": TinyHybrid("Qwen3_5", DELTA, **IMAGES_OF_QWEN),
+    "qwen3.5-moe": TinyHybrid(
+        "Qwen3_5Moe", DELTA | EXPERTS, config="Qwen3_5MoeText", published=OF_QWEN
     ),
+    "qwen3.5-moe-images": TinyHybrid("Qwen3_5Moe", DELTA | EXPERTS, **IMAGES_OF_QWEN),
 }
 
 WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a")

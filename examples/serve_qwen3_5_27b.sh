@@ -1,0 +1,49 @@
+#!/bin/sh
+# PARSE with Qwen3.5-27B as target; Qwen3.5-0.8B drafts on another server. Hybrid models are no
+# draft models in the target's own server.
+#
+#   TARGET=/models/Qwen3.5-27B DRAFT_URL=http://10.0.0.2:30001 examples/serve_qwen3_5_27b.sh
+#
+# TARGET is a folder or a Hugging Face name, DRAFT_URL the address of a server with the draft model:
+#
+#   python3 -m sglang.launch_server --model-path Qwen/Qwen3.5-0.8B --host 10.0.0.2 --port 30001 \
+#     --stream-interval 4
+#
+# PORT (30000) and PYTHON (python3) may be set. More flags for the server go behind the command and
+# win over those here.
+#
+# NOT RUN YET. The flags are parsed and checked with this target's shape by a test, without
+# weights. Numbers below are computed from the models' shapes.
+#
+# Hardware: one GPU of 141 GB (H200), or two of 80 GB with --tp-size 2; the draft server fits any
+#           GPU of 8 GB.
+# Memory:   weights 55 GB in bf16; KV 64 KiB a token in the 16 layers with full attention; the state
+#           of the 48 others, 147 MiB for each running request and each that the prefix cache keeps.
+#
+# --mem-fraction-static 0.85   What weights, KV and states may take; the rest is for activations,
+#                              logits and CUDA graphs.
+# --context-length 32768       The model can do 262,144; raise it if you need to.
+# --max-running-requests 32    Each has a state of its own.
+# --reasoning-parser qwen3     Thoughts apart from the answer in the OpenAI API; not PARSE's.
+# --parse-draft-url            The server that drafts.
+# --parse-segment line         Lines are where a draft is verified and may be cut.
+# --parse-draft-tokens 128     A 0.8B draft goes wrong early in hard answers: short rounds.
+# --attention-backend triton   For the layers with full attention.
+# --speculative-algorithm PARSE, --model-path, --port: as named.
+#
+# The judge is the default one, the likelihood: questions are refused with linear attention.
+set -eu
+
+exec "${PYTHON:-python3}" -m sglang.launch_server \
+  --model-path "${TARGET:?set TARGET to Qwen3.5-27B}" \
+  --speculative-algorithm PARSE \
+  --parse-draft-url "${DRAFT_URL:?set DRAFT_URL to the address of a server with Qwen3.5-0.8B}" \
+  --port "${PORT:-30000}" \
+  --mem-fraction-static 0.85 \
+  --context-length 32768 \
+  --max-running-requests 32 \
+  --attention-backend triton \
+  --reasoning-parser qwen3 \
+  --parse-segment line \
+  --parse-draft-tokens 128 \
+  "$@"
