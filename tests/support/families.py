@@ -29,6 +29,10 @@ TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
 normalized, so that they do not depend on this."""
 WINDOWS = {"num_hidden_layers": 4, "sliding_window": 16}
 WINDOWS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
+EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+EXPERTS |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+LLAMA_3 = {"rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0}
+LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
 UNFUSED = ("--disable-shared-experts-fusion",)
 
 
@@ -43,6 +47,7 @@ class Tiny:
         served_as: the class of SGLang that serves it if it is another.
         published: keys of config.json as published models have them, where transformers writes
             others that SGLang does not read; None for one that they do not have.
+        remote: code of the configuration that comes with published models, for SGLang.
         window: of transformers, where SGLang's is another.
         noise: of the draft; drafts are kept whole, in part and not at all.
     """
@@ -54,6 +59,7 @@ class Tiny:
     vision: dict[str, Any] = field(default_factory=dict)
     served_as: str = ""
     published: dict[str, Any] = field(default_factory=dict)
+    remote: str = ""
     window: int | None = None
     noise: float = 0.01
 
@@ -86,6 +92,8 @@ class Tiny:
             file.write_text(json.dumps({k: v for k, v in config.items() if k not in dropped}))
             if self.vision:
                 self._publish_vision(file.with_name("model.safetensors"))
+            if self.remote:
+                (file.parent / f"{REMOTE}.py").write_text(self.remote)
         return pair
 
     def load(self, folder: Path) -> Any:
@@ -96,6 +104,32 @@ class Tiny:
         return model
 
 
+REMOTE = "configuration"
+MIMO = {
+    "auto_map": {"AutoConfig": f"{REMOTE}.Published"},
+    # What transformers derives from the rest, or has no name for.
+    "hybrid_layer_pattern": [0, 1, 1, 1],
+    "moe_layer_freq": [0, 1, 1, 1],
+    "sliding_window_size": 16,
+    **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2},
+    **{"swa_head_dim": 24, "swa_v_head_dim": 16},
+    **{"rope_theta": 5000000.0, "swa_rope_theta": 10000.0, "partial_rotary_factor": 0.334},
+    **{"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
+    **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "layernorm_epsilon": 1e-5},
+    **dict.fromkeys(("layer_types", "mlp_layer_types", "rope_parameters")),
+}
+MIMO_CONFIG = """
+from transformers import PretrainedConfig
+
+
+class Published(PretrainedConfig):
+    model_type = "mimo_v2_flash"
+
+    def __init__(self, rope_theta=5000000.0, **kwargs):
+        super().__init__(**kwargs)
+        self.rope_theta = rope_theta
+"""
+"""Transformers has a class of its own in place of the hub's, with other names."""
 TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
 TOWER |= {"num_attention_heads": 2, "num_key_value_heads": 2, "position_embedding_size": 16}
 GEMMA_3 = WINDOWS | TIED | {"query_pre_attn_scalar": 16}
@@ -160,6 +194,30 @@ TINY = {
         "GptOss",
         WINDOWS | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
         ("--moe-runner-backend", "triton"),
+    ),
+    "exaone-4": Tiny(
+        "Exaone4", WINDOWS | {"sliding_window_pattern": "LG", "rope_parameters": LLAMA_3}
+    ),
+    "granite-swash": Tiny(
+        "GraniteSWA",
+        WINDOWS | {"attention_multiplier": 0.25, "layer_rope_theta": [10000.0, 0, 10000.0, 0]},
+    ),
+    "laguna": Tiny(
+        "Laguna",
+        WINDOWS
+        | EXPERTS
+        | {"shared_expert_intermediate_size": 48, "num_attention_heads_per_layer": [8, 4, 8, 4]},
+    ),
+    "mellum-2": Tiny("Mellum", WINDOWS | EXPERTS),
+    "mimo-v2-flash": Tiny(
+        "MiMoV2Flash",
+        {"num_hidden_layers": 4, "sliding_window": 16, "num_key_value_heads": 1}
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"head_dim": 24, "v_head_dim": 16},
+        ("--trust-remote-code",),
+        published=MIMO,
+        remote=MIMO_CONFIG,
+        window=17,
     ),
 }
 
@@ -231,5 +289,61 @@ TINY |= {
     ),
 }
 
-WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a")
+STEP = {
+    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16},
+    **{"num_attention_heads": 4, "num_attention_groups": 2, "sliding_window": 16},
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2},
+    **{"moe_layers_enum": "1,2,3", "moe_num_experts": 4, "moe_top_k": 2},
+    **{"moe_intermediate_size": 48, "share_expert_dim": 48, "moe_router_scaling_factor": 3.0},
+    **{"need_fp32_gate": True, "use_moe_router_bias": True, "use_head_wise_attn_gate": True},
+    **{"swiglu_limits": [0.0, 0.0, 0.0, 2.0], "swiglu_limits_shared": [0.0, 0.0, 0.0, 4.0]},
+    **{"rope_theta": [5000000.0, 10000.0] * 2, "partial_rotary_factors": [0.5, 1.0] * 2},
+    "yarn_only_types": ["full_attention"],
+    "rope_scaling": {key: value for key, value in LLAMA_3.items() if key != "rope_theta"},
+    "max_position_embeddings": 4096,
+}
+
+
+@dataclass(frozen=True)
+class TinyStep(Tiny):
+    """Step 3.5, which is the text part of transformers' Step 3.7."""
+
+    def _with_vision(self, **sizes: Any) -> Any:
+        return transformers.Step3p7Config(
+            text_config=sizes, vision_config=STEP_TOWER, tie_word_embeddings=False
+        )
+
+    def pair(self, folder: Path, noise: float | None = None) -> tuple[Path, Path]:
+        pair = super().pair(folder, noise)
+        for model in pair:
+            text = json.loads((model / "config.json").read_text())["text_config"]
+            tokens = {key: text[key] for key in ("vocab_size", "eos_token_id", "pad_token_id")}
+            config = STEP | tokens | {"architectures": [self.served_as], "model_type": "step3p5"}
+            (model / "config.json").write_text(json.dumps(config))
+        return pair
+
+    @staticmethod
+    def _publish_vision(file: Path) -> None:
+        """Drops the part for images."""
+        weights = load_file(file)
+        kept = {k: w for k, w in weights.items() if k.startswith(("model.layers.", "model.embed_"))}
+        kept |= {name: weights[name] for name in ("model.norm.weight", "lm_head.weight")}
+        save_file(kept, file, {"format": "pt"})
+
+    def load(self, folder: Path) -> Any:
+        text = json.loads((folder / "config.json").read_text())
+        del text["model_type"], text["architectures"]
+        config = self._with_vision(**text | {"sliding_window": self.window})
+        kind = transformers.Step3p7ForConditionalGeneration
+        return kind.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+
+
+STEP_TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2.0}
+STEP_TOWER |= {"image_size": 28}
+TINY["step-3.5"] = TinyStep(
+    "Step3p7", STEP, vision={"vision_config": STEP_TOWER}, served_as="Step3p5ForCausalLM", window=17
+)
+
+WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a", "exaone-4")
 """Those with sliding windows in one KV pool."""
