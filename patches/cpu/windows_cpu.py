@@ -41,10 +41,10 @@ PATCH = Patch(
         f"{_HOOK}.resolved_view": Value(_listed_view),
     },
     why="SGLang ends at start where gpt-oss, Gemma 4 or EXAONE 4 is to run on `torch_native`: its "
-    "stock class knows neither sliding windows, attention sinks nor two KV pools.",
-    how="on a PARSE server, whose `torch_native` knows them (`sglang_parse/attention/native.py`), "
+    "stock class knows neither attention sinks nor two KV pools, and EXAONE's list leaves it out.",
+    how="on a PARSE server, whose `torch_native` knows both (`sglang_parse/attention/native.py`), "
     "these three checks read `triton` instead; nothing else does. Only on machines without an "
     "accelerator.",
-    removed_when="the stock `torch_native` knows them, and the lists name it.",
+    removed_when="the stock `torch_native` knows both, and the lists name it.",
     is_needed=on_cpu_only,
 )

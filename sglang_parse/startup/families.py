@@ -275,7 +275,9 @@ def attention_of(model: Any) -> Attention:
         return Attention.SPARSE
     if model.attention_arch is sglang.AttentionArch.MLA:
         return Attention.LATENT
-    if getattr(text, "attention_chunk_size", None):
+    # No layer of MiMo has the chunks of its config.json.
+    is_mimo = not {*config.architectures}.isdisjoint(sglang.MIMO_V2_MODEL_ARCHS)
+    if getattr(text, "attention_chunk_size", None) and not is_mimo:
         return Attention.CHUNKS
     if model.is_hybrid_swa:
         return Attention.POOLS

@@ -105,12 +105,13 @@ class Tiny:
 
 
 REMOTE = "configuration"
+AUTO_MAP = {"auto_map": {"AutoConfig": f"{REMOTE}.Published"}}
 MIMO = {
-    "auto_map": {"AutoConfig": f"{REMOTE}.Published"},
+    **AUTO_MAP,
     # What transformers derives from the rest, or has no name for.
     "hybrid_layer_pattern": [0, 1, 1, 1],
     "moe_layer_freq": [0, 1, 1, 1],
-    "sliding_window_size": 16,
+    **{"sliding_window_size": 16, "attention_chunk_size": 16},
     **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2},
     **{"swa_head_dim": 24, "swa_v_head_dim": 16},
     **{"rope_theta": 5000000.0, "swa_rope_theta": 10000.0, "partial_rotary_factor": 0.334},
@@ -118,18 +119,19 @@ MIMO = {
     **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "layernorm_epsilon": 1e-5},
     **dict.fromkeys(("layer_types", "mlp_layer_types", "rope_parameters")),
 }
-MIMO_CONFIG = """
+PUBLISHED = """
 from transformers import PretrainedConfig
 
 
 class Published(PretrainedConfig):
-    model_type = "mimo_v2_flash"
+    model_type = "{}"
 
-    def __init__(self, rope_theta=5000000.0, **kwargs):
+    def __init__(self, rope_theta=None, rope_scaling=None, **kwargs):
         super().__init__(**kwargs)
         self.rope_theta = rope_theta
 """
-"""Transformers has a class of its own in place of the hub's, with other names."""
+"""In place of the hub's class transformers has one of its own, with other names: for Step, SGLang
+cannot read it."""
 TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
 TOWER |= {"num_attention_heads": 2, "num_key_value_heads": 2, "position_embedding_size": 16}
 GEMMA_3 = WINDOWS | TIED | {"query_pre_attn_scalar": 16}
@@ -196,7 +198,10 @@ TINY = {
         ("--moe-runner-backend", "triton"),
     ),
     "exaone-4": Tiny(
-        "Exaone4", WINDOWS | {"sliding_window_pattern": "LG", "rope_parameters": LLAMA_3}
+        "Exaone4",
+        # Of smaller logits, which round alike in transformers.
+        WINDOWS | {"initializer_range": 0.1}
+        | {"sliding_window_pattern": "LG", "rope_parameters": LLAMA_3},
     ),
     "granite-swash": Tiny(
         "GraniteSWA",
@@ -216,7 +221,7 @@ TINY = {
         | {"head_dim": 24, "v_head_dim": 16},
         ("--trust-remote-code",),
         published=MIMO,
-        remote=MIMO_CONFIG,
+        remote=PUBLISHED.format("mimo_v2_flash"),
         window=17,
     ),
 }
@@ -297,7 +302,8 @@ STEP = {
     **{"moe_layers_enum": "1,2,3", "moe_num_experts": 4, "moe_top_k": 2},
     **{"moe_intermediate_size": 48, "share_expert_dim": 48, "moe_router_scaling_factor": 3.0},
     **{"need_fp32_gate": True, "use_moe_router_bias": True, "use_head_wise_attn_gate": True},
-    **{"swiglu_limits": [0.0, 0.0, 0.0, 2.0], "swiglu_limits_shared": [0.0, 0.0, 0.0, 4.0]},
+    # SGLang does not limit experts on a CPU; the shared one it does.
+    **{"swiglu_limits": [0.0] * 4, "swiglu_limits_shared": [0.0, 0.0, 0.0, 4.0]},
     **{"rope_theta": [5000000.0, 10000.0] * 2, "partial_rotary_factors": [0.5, 1.0] * 2},
     "yarn_only_types": ["full_attention"],
     "rope_scaling": {key: value for key, value in LLAMA_3.items() if key != "rope_theta"},
@@ -319,8 +325,8 @@ class TinyStep(Tiny):
         for model in pair:
             text = json.loads((model / "config.json").read_text())["text_config"]
             tokens = {key: text[key] for key in ("vocab_size", "eos_token_id", "pad_token_id")}
-            config = STEP | tokens | {"architectures": [self.served_as], "model_type": "step3p5"}
-            (model / "config.json").write_text(json.dumps(config))
+            names = {"architectures": [self.served_as], "model_type": "step3p5", **AUTO_MAP}
+            (model / "config.json").write_text(json.dumps(STEP | tokens | names))
         return pair
 
     @staticmethod
@@ -333,7 +339,8 @@ class TinyStep(Tiny):
 
     def load(self, folder: Path) -> Any:
         text = json.loads((folder / "config.json").read_text())
-        del text["model_type"], text["architectures"]
+        for key in ("model_type", "architectures", "auto_map"):
+            del text[key]
         config = self._with_vision(**text | {"sliding_window": self.window})
         kind = transformers.Step3p7ForConditionalGeneration
         return kind.from_pretrained(folder, config=config, dtype=torch.float32).eval()
@@ -342,7 +349,13 @@ class TinyStep(Tiny):
 STEP_TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2.0}
 STEP_TOWER |= {"image_size": 28}
 TINY["step-3.5"] = TinyStep(
-    "Step3p7", STEP, vision={"vision_config": STEP_TOWER}, served_as="Step3p5ForCausalLM", window=17
+    "Step3p7",
+    STEP,
+    ("--trust-remote-code",),
+    vision={"vision_config": STEP_TOWER},
+    served_as="Step3p5ForCausalLM",
+    remote=PUBLISHED.format("step3p5"),
+    window=17,
 )
 
 WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a", "exaone-4")
