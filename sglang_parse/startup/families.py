@@ -149,15 +149,11 @@ FAMILIES = (
         UNASKED,
     ),
     Family(
-        "Granite Swash, Laguna, Mellum 2",
-        ("GraniteSWAForCausalLM", "LagunaForCausalLM", "MellumForCausalLM"),
-        Attention.POOLS,
-        ON_CPU,
-        judges=UNASKED,
-    ),
-    Family(
-        "MiMo-V2-Flash, Step 3.5 Flash",
-        ("MiMoV2FlashForCausalLM", "Step3p5ForCausalLM"),
+        "Granite Swash, Laguna, Mellum 2, MiMo-V2-Flash, Step 3.5 Flash",
+        (
+            *("GraniteSWAForCausalLM", "LagunaForCausalLM", "MellumForCausalLM"),
+            *("MiMoV2FlashForCausalLM", "Step3p5ForCausalLM"),
+        ),
         Attention.POOLS,
         ON_CPU,
         judges=UNASKED,

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
-from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from support.launch import DSA, V4, launch, other_model
 from support.random_pair import PairShape, make_pair
 
@@ -23,9 +24,7 @@ pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
 SERVE = ("--parse-unproved-families", "serve")
 TOKEN = ("--parse-verification", "token")
 BACKENDS = {"sparse": "dsa", "glm": "dsa", "chunks": "fa3"}
-CHUNK = 8
-PASS = VerifyLayout.of([RequestLayout(13, 9), RequestLayout(3, 2), RequestLayout(30, 1)])
-"""One of its drafts crosses the end of a chunk; the last request only decodes."""
+TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def models(
-    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def models(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By a short name; without weights of their classes."""
     folder = tmp_path_factory.mktemp("models")
     text = json.loads((pair[0] / "config.json").read_text())
@@ -64,6 +61,7 @@ def named(model_type: str, architecture: str) -> dict[str, Any]:
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang asks for the device's capability while it resolves settings of sparse attention."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setenv("SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "64")  # SGLang sets it
 
 
 def start(target: Path, *flags: str, draft: Path | None = None, ask: bool = False) -> Any:
@@ -131,98 +129,17 @@ def test_neither_questions_nor_drafts(models: dict[str, Path], pair: tuple[Path,
         start(pair[0], *SERVE, *TOKEN, *backend, draft=models["chunks"])
 
 
-def batch_of(layout: VerifyLayout, mode: str, slots: torch.Tensor) -> Any:
-    """A pass in SGLang's terms. ``slots``: [requests, columns]."""
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-
-    from sglang_parse.attention.spec_input import ParseVerifyInput
-
-    rows = torch.tensor([request.num_rows for request in layout.requests])
-    lengths = torch.tensor([request.kv_len for request in layout.requests])
-    prefixes = [request.prefix_len for request in layout.requests]
-    return ForwardBatch(
-        forward_mode=ForwardMode[mode],
-        batch_size=len(rows),
-        input_ids=torch.zeros(layout.num_rows, dtype=torch.int64),
-        req_pool_indices=torch.arange(len(slots)),
-        seq_lens=lengths,
-        seq_lens_cpu=lengths,
-        seq_lens_sum=int(lengths.sum()),
-        out_cache_loc=torch.zeros(layout.num_rows, dtype=torch.int64),
-        extend_seq_lens=rows,
-        extend_seq_lens_cpu=rows.tolist(),
-        extend_prefix_lens=torch.tensor(prefixes),
-        extend_prefix_lens_cpu=prefixes,
-        spec_info=ParseVerifyInput(layout=layout, custom_mask=None, select_index=rows),
+@pytest.mark.nightly("tests/compat/test_unproved.py::test_started_with_the_flag")
+def test_what_sglang_plans_for_a_pass():
+    """Of the chunks, and of the columns that the indexer scores."""
+    done = subprocess.run(
+        [sys.executable, "-m", "support.unproved_passes"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
-
-
-def planned_chunks(mode: str) -> Any:
-    """What SGLang's FA3 plans for layers with attention in chunks, and the pass's slots."""
-    from sglang.srt.layers.attention.local_attention import LocalAttentionMetadataBuilder
-
-    from sglang_parse.attention.flash_attention import ParseFlashAttentionBackend
-
-    slots = torch.randperm(3 * 64, generator=torch.Generator().manual_seed(0)).view(3, 64).int()
-    backend = object.__new__(ParseFlashAttentionBackend)
-    builder = LocalAttentionMetadataBuilder(
-        attention_chunk_size=CHUNK,
-        page_size=1,
-        max_context_len=64,
-        device=torch.device("cpu"),
-        swa_translate=None,
-    )
-    vars(backend).update(
-        **{"device": "cpu", "page_size": 1, "topk": 1, "is_prefill_aware_swa": False},
-        **{"use_sliding_window_kv_pool": False, "_kv_shard_pool": None, "max_context_len": 64},
-        local_attn_builder=builder,
-        req_to_token_pool=SimpleNamespace(req_to_token=slots),
-        kv_index_translator=SimpleNamespace(is_translating=False),
-    )
-    backend.init_forward_metadata(batch_of(PASS, mode, slots))
-    return backend.forward_metadata.local_attn_metadata, slots
-
-
-def test_a_row_sees_its_chunk():
-    """Under the mode of a causal pass, and under no other."""
-    from sglang_parse.attention.spec_input import forward_mode_of
-
-    plan, slots = planned_chunks(forward_mode_of(PASS).name)
-    starts, lengths = plan.local_query_start_loc.tolist(), plan.local_seqused_k.tolist()
-    seen = []
-    for chunk, (first, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
-        for row in range(first, end):  # causal: the last row sees all columns
-            num_seen = lengths[chunk] - (end - 1 - row)
-            seen.append(plan.local_block_table[chunk, :num_seen].tolist())
-    expected = [
-        slots[index, position // CHUNK * CHUNK : position + 1].tolist()
-        for index, request in enumerate(PASS.requests)
-        for position in range(request.prefix_len, request.kv_len)
-    ]
-    assert seen == expected
-    assert planned_chunks("DRAFT_EXTEND_V2")[0] is None
-
-
-def test_the_indexer_of_sparse_attention_scores_what_a_row_may_see():
-    """Under the mode of a causal pass, and under no other; nothing of an MTP head is looked for."""
-    from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend
-    from sglang.srt.layers.attention.index_topk_share import IndexTopKShareState
-
-    from sglang_parse.attention.spec_input import forward_mode_of
-
-    slots = torch.zeros(3, 64, dtype=torch.int32)
-    backend = object.__new__(DeepseekSparseAttnBackend)
-    backend.device, backend.speculative_num_draft_tokens = "cpu", None
-    batch = batch_of(PASS, forward_mode_of(PASS).name, slots)
-    (starts, ends), requests = backend._cal_indexer_k_start_end(batch)
-    offsets = [0, *torch.tensor([one.kv_len for one in PASS.requests]).cumsum(0).tolist()]
-    places = [
-        (index, offsets[index], offsets[index] + position + 1)
-        for index, request in enumerate(PASS.requests)
-        for position in range(request.prefix_len, request.kv_len)
-    ]
-    found = zip(requests.tolist(), starts.tolist(), ends.tolist(), strict=True)
-    assert list(found) == places
-    share = IndexTopKShareState(batch, None)
-    assert not share.should_publish
-    assert backend._cal_indexer_k_start_end(batch_of(PASS, "DRAFT_EXTEND_V2", slots)) == (None, None)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line for line in done.stdout.splitlines() if line.endswith(" right")]
+    assert found == ["chunks right", "indexer right"]

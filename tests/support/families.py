@@ -200,7 +200,8 @@ TINY = {
     "exaone-4": Tiny(
         "Exaone4",
         # Of smaller logits, which round alike in transformers.
-        WINDOWS | {"initializer_range": 0.1}
+        WINDOWS
+        | {"initializer_range": 0.1}
         | {"sliding_window_pattern": "LG", "rope_parameters": LLAMA_3},
     ),
     "granite-swash": Tiny(
