@@ -70,7 +70,8 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
-        self._serves_all = model_runner.sliding_window_size is not None
+        has_sinks = model_runner.model_config.has_attention_sinks
+        self._serves_all = has_sinks or model_runner.sliding_window_size is not None
         # The stock backend's extends compute all rows of a sequence and drop the old ones: almost
         # all of them in a draft model's or a head's extend by a few tokens.
         self._narrow_extends = model_runner.is_draft_worker or self._serves_all

@@ -14,6 +14,8 @@ from sglang_parse.attention.support import Attention
 TEXTS = "texts, earlier answers, `--parse-draft-url`"
 ON_CPU, READ = "on CPU servers", "by reading"
 TOKEN_MODE = f"{ON_CPU}, token mode only"
+TRY = "`--parse-unproved-families serve`"
+UNPROVED = f"{READ}, never run: only with {TRY}"
 ANY, UNREAD, UNASKED = "all", "question, likelihood, none", "likelihood, none"
 """Who verifies; "none" is token mode. ``UNREAD``: no head, as SGLang captures no layers, or other
 states than their outputs."""
@@ -46,6 +48,7 @@ class Family:
         seen: how it was seen to run; "" for a family that is refused.
         draft: what can draft for it.
         judges: who can verify its answers.
+        backend: the attention backend that it starts with, if it was read with one only.
         why: it is refused, where ``WHY`` of its attention does not say it; ``instead``: what serves
             it.
     """
@@ -56,6 +59,7 @@ class Family:
     seen: str = ""
     draft: str = TEXTS
     judges: str = ANY
+    backend: str = ""
     why: str = ""
     instead: str = ""
 
@@ -137,7 +141,15 @@ FAMILIES = (
         "Command R7B",
         UNREAD,
     ),
-    Family("Exaone 4", (), Attention.WINDOWS),
+    Family(
+        "EXAONE 4",
+        ("Exaone4ForCausalLM",),
+        Attention.WINDOWS,
+        ON_CPU,
+        "EXAONE 4.0 1.2B",
+        UNREAD,
+    ),
+    Family("K-EXAONE and others with sliding windows", (), Attention.WINDOWS),
     Family(
         "gpt-oss",
         ("GptOssForCausalLM",),
@@ -155,11 +167,24 @@ FAMILIES = (
         UNASKED,
     ),
     Family(
-        "MiMo-V2, Step 3.5, Granite Swash, Laguna, Mellum 2 and others with such windows",
-        (),
+        "Granite Swash, Laguna, Mellum 2, MiMo-V2-Flash, Step 3.5 Flash",
+        (
+            *("GraniteSWAForCausalLM", "LagunaForCausalLM", "MellumForCausalLM"),
+            *("MiMoV2FlashForCausalLM", "Step3p5ForCausalLM"),
+        ),
         Attention.POOLS,
+        ON_CPU,
+        judges=UNASKED,
     ),
-    Family("Llama 4", (), Attention.CHUNKS),
+    Family("MiMo-V2.5, Step 3.7 and others with such windows", (), Attention.POOLS),
+    Family(
+        "Llama 4",
+        ("Llama4ForConditionalGeneration",),
+        Attention.CHUNKS,
+        UNPROVED,
+        judges=UNASKED,
+        backend="fa3",
+    ),
     Family(
         "DeepSeek V4",
         ("DeepseekV4ForCausalLM",),
@@ -176,6 +201,9 @@ FAMILIES = (
         "DeepSeek V3.2, GLM-5",
         ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
         Attention.SPARSE,
+        UNPROVED,
+        judges=UNASKED,
+        backend="dsa",
         instead=MTP,
     ),
     Family(
@@ -235,7 +263,14 @@ def usual_drafts(model: Any) -> str:
 def instead_of(model: Any) -> str:
     """What to do instead of serving a ``ModelConfig`` that is refused."""
     how = family_of(model).instead or "without --speculative-algorithm PARSE"
-    return f"use a model that `sglang-parse models` lists as seen, or this one {how}"
+    fix = f"use a model that `sglang-parse models` lists as seen, or this one {how}"
+    return f"{fix}; to try it, {TRY.strip('`')}" if is_unproved(model) else fix
+
+
+def is_unproved(model: Any) -> bool:
+    """Whether only the flag ``TRY`` serves a ``ModelConfig``."""
+    family, names = family_of(model), {*model.hf_config.architectures}
+    return family.seen == UNPROVED and not names.isdisjoint(family.architectures)
 
 
 def _why(family: Family) -> str:
@@ -259,7 +294,9 @@ def attention_of(model: Any) -> Attention:
         return Attention.SPARSE
     if model.attention_arch is sglang.AttentionArch.MLA:
         return Attention.LATENT
-    if getattr(text, "attention_chunk_size", None):
+    # No layer of MiMo has the chunks of its config.json.
+    is_mimo = not {*config.architectures}.isdisjoint(sglang.MIMO_V2_MODEL_ARCHS)
+    if getattr(text, "attention_chunk_size", None) and not is_mimo:
         return Attention.CHUNKS
     if model.is_hybrid_swa:
         return Attention.POOLS
@@ -278,8 +315,11 @@ def _may_have_pools(model: Any) -> bool:
     return is_hybrid_swa_model(model.hf_config.architectures, model.hf_text_config)
 
 
-def refusal(model: Any, *, is_draft: bool) -> str:
-    """Describes why a ``ModelConfig`` is refused; "" if it is served."""
+def refusal(model: Any, *, is_draft: bool, unproved: bool = False) -> str:
+    """Describes why a ``ModelConfig`` is refused; "" if it is served.
+
+    ``unproved``: whether targets are served that were only read.
+    """
     family = family_of(model)
     name = model.hf_config.architectures[0]
     known = f"{name} ({family.name})" if name in family.architectures else name
@@ -287,7 +327,10 @@ def refusal(model: Any, *, is_draft: bool) -> str:
     if is_draft and family.attention is Attention.STATES:
         fix = "a server of its own with it can draft: --parse-draft-url"
         return f"{found}, whose state would have to follow what is kept of each draft ({fix})"
+    is_seen = family.seen and family.seen != UNPROVED
     # A draft's rows are causal, and its KV is in one pool (the patch ``draft_models``).
-    if family.seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
+    if is_seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
+        return ""
+    if unproved and not is_draft and is_unproved(model):
         return ""
     return f"{found}, {_why(family)}"

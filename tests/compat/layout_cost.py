@@ -36,6 +36,8 @@ def costs(prefix: int, draft: int, num_questions: int) -> list[float]:
         device="cpu",
         req_to_token_pool=SimpleNamespace(req_to_token=table),
         is_draft_worker=False,
+        sliding_window_size=None,
+        model_config=SimpleNamespace(has_attention_sinks=False),
         token_to_kv_pool=SimpleNamespace(
             get_key_buffer=lambda _: keys, get_value_buffer=lambda _: values
         ),

@@ -28,6 +28,7 @@ def torch_native(given: PagedPass, *, is_draft_worker: bool, window: int | None 
         device="cpu",
         is_draft_worker=is_draft_worker,
         sliding_window_size=window,
+        model_config=SimpleNamespace(has_attention_sinks=False),
         req_to_token_pool=SimpleNamespace(req_to_token=given.table),
         token_to_kv_pool=given.pool,
     )

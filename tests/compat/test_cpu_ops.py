@@ -364,6 +364,7 @@ def cache():
         device="cpu",
         is_draft_worker=False,
         sliding_window_size=None,
+        model_config=SimpleNamespace(has_attention_sinks=False),
         req_to_token_pool=SimpleNamespace(req_to_token=table),
         token_to_kv_pool=pool,
         keys=keys,
@@ -509,10 +510,12 @@ WINDOW = 3
 @pytest.mark.parametrize("has_pools", [True, False], ids=["two-pools", "one-pool"])
 @pytest.mark.parametrize(("mode", "num"), [("EXTEND", 4), ("DECODE", 1)])
 def test_windows_and_sinks(cache, mode, num, has_pools):
-    """In two pools a layer with a window reads its own slots, and none of a token before it."""
+    """In two pools a layer with a window reads its own slots, and none of a token before it. In one
+    the class of the model does not announce its windows, as Granite's."""
     from sglang_parse.attention.native import MaskedTorchNativeBackend
 
-    cache.sliding_window_size = WINDOW
+    cache.sliding_window_size = WINDOW if has_pools else None
+    cache.model_config.has_attention_sinks = not has_pools
     requests, kv_lens = [1, 3], [9, 4]
     first = [max(0, length - num - WINDOW) for length in kv_lens]
     own = [cache.table[r, a:n].long() for r, a, n in zip(requests, first, kv_lens, strict=True)]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from support.demo_pair import DEMO
 from support.families import TINY
-from support.launch import changed, launch
+from support.launch import DSA, LATENT, V4, changed, launch, other_model
 from support.models import load_tokenizer
 from support.random_pair import PairShape, make_pair
 
@@ -323,10 +322,6 @@ def test_revisions_of_models_on_a_hub(pair, monkeypatch: pytest.MonkeyPatch):
         assert read == expected
 
 
-LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
-LATENT |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
-DSA = {"index_topk": 64, "index_head_dim": 32, "index_n_heads": 4, **LATENT}
-V4 = DSA | {"num_hash_layers": 1, "sliding_window": 128, "compress_ratios": [0, 4, 128, 0]}
 GRANITE = {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 16}
 HYBRID, SPARSE = "linear attention or Mamba layers", "sparse attention"
 EAGLE = "this one with SGLang's own --speculative-algorithm EAGLE, which drafts with its MTP layer"
@@ -360,13 +355,7 @@ def test_models_that_are_refused_by_their_attention(
     pair, tmp_path: Path, role: str, model_type: str, architecture: str, config: dict, kind: str
 ):
     """By config.json alone, before SGLang looks for what such a model needs of the device."""
-    folder = tmp_path / "other"
-    shutil.copytree(pair[0], folder)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 384}
-    names = {"model_type": model_type, "architectures": [architecture], "dtype": "float32"}
-    length = {"max_position_embeddings": 512}
-    (folder / "config.json").write_text(json.dumps(sizes | names | length | config))
+    folder = other_model(pair[0], tmp_path / "other", (model_type, architecture), **config)
     models = (folder, pair[1]) if role == "target" else (pair[0], folder)
     setting = "--model-path" if role == "target" else "--speculative-draft-model-path"
     fix = "a model that" if role == "target" else "it on another server, by --parse-draft-url"

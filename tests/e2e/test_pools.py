@@ -14,8 +14,7 @@ import torch
 
 from sglang_parse.client.servers import awake
 from support.client import Client, ids_of, parse_info, random_prompts, retractions
-from support.families import TINY
-from support.models import load_model
+from support.families import TINY, Tiny
 from support.servers import OVERLAP, SEED, Start, parse_flags
 
 NEW_TOKENS, AT_A_TIME = 56, 8
@@ -41,6 +40,8 @@ CASES = [
         for case in (
             *(("gpt-oss", EQUAL), ("gpt-oss", "no-cache"), ("gpt-oss", "one-pool")),
             *(("gemma-4", EQUAL), ("gemma-4", "pages")),
+            *(("granite-swash", "pages"), ("laguna", EQUAL), ("mellum-2", "pages")),
+            *(("mimo-v2-flash", EQUAL), ("mimo-v2-flash", "pages"), ("step-3.5", "pages")),
         )
     ),
 ]
@@ -51,6 +52,7 @@ class Tight(NamedTuple):
 
     client: Client
     target: Path
+    tiny: Tiny
     is_equal: bool
 
 
@@ -70,7 +72,7 @@ def tight(
         flags = parse_flags(pair, *TOKEN, *SERVERS[kind], *TINY[name].flags)
         server = start_server(f"{kind}-{name}", *flags)
     with awake(server):
-        yield Tight(Client.of(server), pair[0], kind == EQUAL)
+        yield Tight(Client.of(server), pair[0], TINY[name], kind == EQUAL)
 
 
 def test_longer_than_the_window_pool(tight: Tight):
@@ -88,7 +90,7 @@ def test_longer_than_the_window_pool(tight: Tight):
     least = 0.98 if tight.is_equal else 0.02
     assert info["accepted_tokens"] >= least * info["drafted_tokens"]
     with torch.no_grad():
-        chosen = load_model(tight.target)(torch.tensor([ids])).logits[0].argmax(-1)
+        chosen = tight.tiny.load(tight.target)(torch.tensor([ids])).logits[0].argmax(-1)
     assert chosen[len(prompt) - 1 : -1].tolist() == answer["output_ids"]
     client.assert_nothing_lost()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import transformers
 from support.demo_pair import DEMO
 from support.models import load_model, load_tokenizer
 from support.published import (
+    AUTO_MAP,
+    add_configuration,
+    keep_text_of_step,
     publish_kimi,
     rename_vision,
     save_as_mistral,
@@ -40,6 +44,10 @@ TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
 normalized, so that they do not depend on this."""
 WINDOWS = {"num_hidden_layers": 4, "sliding_window": 16}
 WINDOWS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
+EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+EXPERTS |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+LLAMA_3 = {"rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0}
+LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
 UNFUSED = ("--disable-shared-experts-fusion",)
 
 
@@ -117,6 +125,19 @@ class Tiny:
         return model
 
 
+MIMO = {
+    **AUTO_MAP,
+    # What transformers derives from the rest, or has no name for.
+    "hybrid_layer_pattern": [0, 1, 1, 1],
+    "moe_layer_freq": [0, 1, 1, 1],
+    **{"sliding_window_size": 16, "attention_chunk_size": 16},
+    **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2},
+    **{"swa_head_dim": 24, "swa_v_head_dim": 16},
+    **{"rope_theta": 5000000.0, "swa_rope_theta": 10000.0, "partial_rotary_factor": 0.334},
+    **{"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
+    **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "layernorm_epsilon": 1e-5},
+    **dict.fromkeys(("layer_types", "mlp_layer_types", "rope_parameters")),
+}
 TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
 TOWER |= {"num_attention_heads": 2, "num_key_value_heads": 2, "position_embedding_size": 16}
 GEMMA_3 = WINDOWS | TIED | {"query_pre_attn_scalar": 16}
@@ -194,6 +215,34 @@ TINY = {
         "GptOss",
         WINDOWS | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
         ("--moe-runner-backend", "triton"),
+    ),
+    "exaone-4": Tiny(
+        "Exaone4",
+        # What SGLang's norms of queries and keys have, whatever config.json says.
+        WINDOWS
+        | {"rms_norm_eps": 1e-6}
+        | {"sliding_window_pattern": "LG", "rope_parameters": LLAMA_3},
+    ),
+    "granite-swash": Tiny(
+        "GraniteSWA",
+        WINDOWS | {"attention_multiplier": 0.25, "layer_rope_theta": [10000.0, 0, 10000.0, 0]},
+    ),
+    "laguna": Tiny(
+        "Laguna",
+        WINDOWS
+        | EXPERTS
+        | {"shared_expert_intermediate_size": 48, "num_attention_heads_per_layer": [8, 4, 8, 4]},
+    ),
+    "mellum-2": Tiny("Mellum", WINDOWS | EXPERTS),
+    "mimo-v2-flash": Tiny(
+        "MiMoV2Flash",
+        {"num_hidden_layers": 4, "sliding_window": 16, "num_key_value_heads": 1}
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        | {"head_dim": 24, "v_head_dim": 16},
+        ("--trust-remote-code",),
+        published=MIMO,
+        publish=partial(add_configuration, model_type="mimo_v2_flash"),
+        window=17,
     ),
 }
 
@@ -275,5 +324,54 @@ TINY |= {
     "qwen3.5-moe-images": TinyHybrid("Qwen3_5Moe", DELTA | EXPERTS, **IMAGES_OF_QWEN),
 }
 
-WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a")
+STEP = {
+    **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16},
+    **{"num_attention_heads": 4, "num_attention_groups": 2, "sliding_window": 16},
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "attention_other_setting": {"num_attention_heads": 8, "num_attention_groups": 2},
+    **{"moe_layers_enum": "1,2,3", "moe_num_experts": 4, "moe_top_k": 2},
+    **{"moe_intermediate_size": 48, "share_expert_dim": 48, "moe_router_scaling_factor": 3.0},
+    **{"need_fp32_gate": True, "use_moe_router_bias": True, "use_head_wise_attn_gate": True},
+    # SGLang does not limit experts on a CPU; the shared one it does.
+    **{"swiglu_limits": [0.0] * 4, "swiglu_limits_shared": [0.0, 0.0, 0.0, 4.0]},
+    **{"rope_theta": [5000000.0, 10000.0] * 2, "partial_rotary_factors": [0.5, 1.0] * 2},
+    "yarn_only_types": ["full_attention"],
+    "rope_scaling": {key: value for key, value in LLAMA_3.items() if key != "rope_theta"},
+    "max_position_embeddings": 4096,
+}
+
+
+@dataclass(frozen=True)
+class TinyStep(Tiny):
+    """Step 3.5, which is the text part of transformers' Step 3.7."""
+
+    def _with_vision(self, **sizes: Any) -> Any:
+        return transformers.Step3p7Config(
+            text_config=sizes, vision_config=STEP_TOWER, tie_word_embeddings=False
+        )
+
+    def _publish(self, folder: Path) -> None:
+        keep_text_of_step(folder, STEP | {"architectures": [self.served_as]})
+
+    def load(self, folder: Path) -> Any:
+        text = json.loads((folder / "config.json").read_text())
+        for key in ("model_type", "architectures", "auto_map"):
+            del text[key]
+        config = self._with_vision(**text | {"sliding_window": self.window})
+        kind = transformers.Step3p7ForConditionalGeneration
+        return kind.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+
+
+STEP_TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2.0}
+STEP_TOWER |= {"image_size": 28}
+TINY["step-3.5"] = TinyStep(
+    "Step3p7",
+    STEP,
+    ("--trust-remote-code",),
+    vision={"vision_config": STEP_TOWER},
+    served_as="Step3p5ForCausalLM",
+    window=17,
+)
+
+WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a", "exaone-4")
 """Those with sliding windows in one KV pool."""

@@ -9,6 +9,10 @@ from pathlib import Path
 from support.demo_pair import DEMO
 
 QUESTION = str(DEMO / "question.json")
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
+LATENT |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
+DSA = {"index_topk": 64, "index_head_dim": 32, "index_n_heads": 4, **LATENT}
+V4 = DSA | {"num_hash_layers": 1, "sliding_window": 128, "compress_ratios": [0, 4, 128, 0]}
 
 
 def launch(pair: tuple[Path, Path | None], *flags: str, ask: bool = True):
@@ -35,6 +39,17 @@ def launch(pair: tuple[Path, Path | None], *flags: str, ask: bool = True):
     args = prepare_server_args([*argv, *flags])
     args.resolve_once()
     return args
+
+
+def other_model(source: Path, folder: Path, kind: tuple[str, str], **config: object) -> Path:
+    """A copy of a small model's folder whose config.json is of another ``(model type, class)``."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 384}
+    names = {"model_type": kind[0], "architectures": [kind[1]], "dtype": "float32"}
+    shutil.copytree(source, folder)
+    length = {"max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(sizes | names | length | config))
+    return folder
 
 
 def changed(source: Path, folder: Path, **config: object) -> Path:

@@ -17,6 +17,39 @@ from support import kimi_processor
 from support.models import load_tokenizer
 
 WEIGHTS = "model.safetensors"
+CONFIGURATION = "configuration"
+AUTO_MAP = {"auto_map": {"AutoConfig": f"{CONFIGURATION}.Published"}}
+CLASS = """
+from transformers import PretrainedConfig
+
+
+class Published(PretrainedConfig):
+    model_type = "{}"
+
+    def __init__(self, rope_theta=None, rope_scaling=None, **kwargs):
+        super().__init__(**kwargs)
+        self.rope_theta = rope_theta
+"""
+"""In place of the hub's class transformers has one of its own, with other names: for Step, SGLang
+cannot read it."""
+
+
+def add_configuration(folder: Path, model_type: str) -> None:
+    """Adds the code of the configuration that comes with a model."""
+    (folder / f"{CONFIGURATION}.py").write_text(CLASS.format(model_type))
+
+
+def keep_text_of_step(folder: Path, config: dict[str, Any]) -> None:
+    """Makes Step 3.5, with this ``config``, of a Step 3.7."""
+    file = folder / "config.json"
+    text = json.loads(file.read_text())["text_config"]
+    tokens = {key: text[key] for key in ("vocab_size", "eos_token_id", "pad_token_id")}
+    file.write_text(json.dumps(config | tokens | AUTO_MAP | {"model_type": "step3p5"}))
+    add_configuration(folder, "step3p5")
+    weights = load_file(folder / WEIGHTS)
+    kept = {k: w for k, w in weights.items() if k.startswith(("model.layers.", "model.embed_"))}
+    kept |= {name: weights[name] for name in ("model.norm.weight", "lm_head.weight")}
+    save_file(kept, folder / WEIGHTS, {"format": "pt"})
 
 
 def rename_vision(folder: Path) -> None:
