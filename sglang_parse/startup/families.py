@@ -15,8 +15,9 @@ TEXTS = "texts, earlier answers, `--parse-draft-url`"
 ON_CPU, READ = "on CPU servers", "by reading"
 TOKEN_MODE = f"{ON_CPU}, token mode only"
 ANY, UNREAD, UNASKED = "all", "question, likelihood, none", "likelihood, none"
+HEADED = "head, likelihood, none"
 """Who verifies; "none" is token mode. ``UNREAD``: no head, as SGLang captures no layers, or other
-states than their outputs."""
+states than their outputs. ``HEADED``: no questions."""
 WINDOWLESS = (
     *("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM"),
     *("Ministral3ForCausalLM", "PhiMoEForCausalLM", "Starcoder2ForCausalLM"),
@@ -161,22 +162,28 @@ FAMILIES = (
         instead=MTP,
     ),
     Family(
-        "Qwen3.5 (dense, text), Falcon-H1",
-        ("Qwen3_5ForCausalLM", "FalconH1ForCausalLM"),
+        "Qwen3-Next, Qwen3.5 (dense, text)",
+        ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"),
+        Attention.STATES,
+        ON_CPU,
+        judges=HEADED,
+    ),
+    Family(
+        "Granite 4, Falcon-H1, LFM2, LFM2-MoE",
+        ("GraniteMoeHybridForCausalLM", "FalconH1ForCausalLM")
+        + ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
         Attention.STATES,
         ON_CPU,
         judges=UNASKED,
     ),
     Family(
-        "Qwen3-Next, Granite 4, LFM2",
-        ("Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"),
+        "Nemotron-H, Nemotron 3",
+        ("NemotronHForCausalLM",),
         Attention.STATES,
         ON_CPU,
         judges=UNASKED,
     ),
-    Family(
-        "Qwen3.5 with images or experts, LFM2-MoE, Nemotron-H, Kimi Linear", (), Attention.STATES
-    ),
+    Family("Qwen3.5 with images or experts, Kimi Linear, Ling 2.5", (), Attention.STATES),
 )
 
 
@@ -188,8 +195,8 @@ def row(family: Family) -> tuple[str, ...]:
     first = (family.name, family.attention)
     if not family.seen:
         return (*first, "", "", "", f"refused: {family.attention}, {_why(family)}")
-    layouts = "`causal`" if family.judges == UNASKED else "`causal`, `alias`"
-    if family.judges != UNASKED and family.attention is not Attention.WINDOWS:
+    layouts = "`causal`, `alias`" if family.judges in (ANY, UNREAD) else "`causal`"
+    if family.judges in (ANY, UNREAD) and family.attention is not Attention.WINDOWS:
         layouts += ", `mask`"
     return (*first, family.judges, layouts, family.draft, family.seen)
 

@@ -74,6 +74,12 @@ class Tiny:
         names = {name: name.replace("vision_tower.", f"{VISION}.") for name in weights}
         save_file({names[name]: weights[name] for name in weights}, file, {"format": "pt"})
 
+    def _publish(self, file: Path) -> None:
+        """Writes config.json as published models have it."""
+        config = json.loads(file.read_text()) | self.published
+        dropped = [key for key, value in self.published.items() if value is None]
+        file.write_text(json.dumps({k: v for k, v in config.items() if k not in dropped}))
+
     def pair(self, folder: Path, noise: float | None = None) -> tuple[Path, Path]:
         """A target and a copy of it as its draft, with ``noise``, by default the family's."""
         config = getattr(transformers, f"{self.config or self.name}Config")
@@ -81,9 +87,7 @@ class Tiny:
         shape = PairShape(seed=5, noise=self.noise if noise is None else noise)
         pair = make_pair(folder, shape, kind=kind, **self.sizes)
         for file in (model / "config.json" for model in pair):
-            config = json.loads(file.read_text()) | self.published
-            dropped = [key for key, value in self.published.items() if value is None]
-            file.write_text(json.dumps({k: v for k, v in config.items() if k not in dropped}))
+            self._publish(file)
             if self.vision:
                 self._publish_vision(file.with_name("model.safetensors"))
         return pair
@@ -198,27 +202,52 @@ class TinyHybrid(Tiny):
                 for name, parameter in model.named_parameters():
                     parameter.mul_(0.01 if any(part in name for part in QUIET) else 1)
                 model.save_pretrained(path)
-        path = target / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | self.published))
+        self._publish(target / "config.json")
         return target, draft
 
 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
 MAMBA |= {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_chunk_size": 16}
+GRANITE = MAMBA | {"layer_types": ["mamba", "mamba", "attention"], "num_hidden_layers": 3}
+GRANITE |= {"shared_intermediate_size": 96, "position_embedding_type": "rope"}
+NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 8}
+# In prefills transformers take no smaller time step than this; SGLang does.
+NEMOTRON |= {"chunk_size": 16, "time_step_min": 1e-9, "moe_intermediate_size": 48}
+NEMOTRON |= {"moe_shared_expert_intermediate_size": 48, "n_routed_experts": 4}
+NEMOTRON |= {"routed_scaling_factor": 2.5}
+
+
+def nemotron(pattern: str) -> TinyHybrid:
+    """Of the two patterns that are published: with plain layers (-) or with experts (E)."""
+    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    layers = {"layers_block_type": [kinds[letter] for letter in pattern]}
+    published = {"layers_block_type": None, "hybrid_override_pattern": pattern}
+    flags = (*TinyHybrid.flags, "--moe-runner-backend", "triton")
+    return TinyHybrid("NemotronH", NEMOTRON | layers, flags, published=published)
+
+
 TINY |= {
     "falcon-h1": TinyHybrid("FalconH1", MAMBA | {"mamba_d_ssm": 128}),
     "granite-4": TinyHybrid(
         "GraniteMoeHybrid",
-        MAMBA
-        | {"layer_types": ["mamba", "mamba", "attention"], "num_hidden_layers": 3}
-        | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96}
-        | {"position_embedding_type": "rope"},
+        GRANITE | {"num_local_experts": 0, "num_experts_per_tok": 0},
+    ),
+    "granite-4-moe": TinyHybrid(
+        "GraniteMoeHybrid", GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}
     ),
     "lfm2": TinyHybrid(
         "Lfm2",
         {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
         | {"conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
     ),
+    "lfm2-moe": TinyHybrid(
+        "Lfm2Moe",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+        | {"conv_L_cache": 3, "num_dense_layers": 1, "moe_intermediate_size": 48}
+        | {"num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "nemotron-h": nemotron("M-M*-"),
+    "nemotron-3": nemotron("MEM*E"),
     "qwen3-next": TinyHybrid(
         "Qwen3Next",
         DELTA
