@@ -90,6 +90,23 @@ def test_turns_after_drafts_that_end_the_answer(client: Client, expected: dict):
             assert both == found.setdefault(tuple(prompt), both)
 
 
+def test_a_state_that_lags_far(client: Client):
+    """What it lacks is repeated by a forward of its own before the next pass, from 64 tokens on."""
+    limit = LIMIT | {"max_new_tokens": 160}
+    prompts, longest = random_prompts(3, 47), 0
+    expected = client.generate_all(prompts, 1, **limit, parse=PLAIN)
+    client.flush()
+    answers = client.generate_all(prompts, 1, **limit, parse=DRAFT)
+    assert ids_of(answers) == ids_of(expected)
+    for answer in answers:
+        lag = 0
+        for record in parse_info(answer)["trace"]:
+            longest = max(longest, lag)
+            is_whole = record["accepted_len"] == len(record["draft_token_ids"])
+            lag = 0 if is_whole else lag + record["accepted_len"] + len(record["bonus_token_ids"])
+    assert longest > 64
+
+
 def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
     client.flush()
     prompt = [*next(iter(expected))]
