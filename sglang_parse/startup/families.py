@@ -183,7 +183,10 @@ FAMILIES = (
         ON_CPU,
         judges=UNASKED,
     ),
-    Family("Qwen3.5 with images or experts, Kimi Linear, Ling 2.5", (), Attention.STATES),
+    Family(
+        "Kimi Linear", ("KimiLinearForCausalLM",), Attention.STATES, ON_CPU, judges=UNASKED
+    ),
+    Family("Qwen3.5 with images or experts, Ling 2.5", (), Attention.STATES),
 )
 
 

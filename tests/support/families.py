@@ -210,6 +210,14 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_g
 MAMBA |= {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_chunk_size": 16}
 GRANITE = MAMBA | {"layer_types": ["mamba", "mamba", "attention"], "num_hidden_layers": 3}
 GRANITE |= {"shared_intermediate_size": 96, "position_embedding_type": "rope"}
+KIMI = {"layer_types": DELTA["layer_types"], "mlp_layer_types": ["sparse"] * 4}
+KIMI |= {"num_hidden_layers": 4, "linear_head_dim": 16, "linear_num_heads": 4}
+KIMI |= {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+KIMI |= {name: LATENT[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+KIMI |= {"bos_token_id": 1, "num_key_value_heads": 4, "qk_rope_head_dim": 16, "routed_scaling_factor": 1.0}
+DELTAS = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "head_dim": 16, "num_heads": 4}
+AS_KIMI = {"linear_attn_config": DELTAS | {"short_conv_kernel_size": 4}, "mla_use_nope": True}
+AS_KIMI |= {"num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1}
 NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 8}
 # In prefills transformers take no smaller time step than this; SGLang does.
 NEMOTRON |= {"chunk_size": 16, "time_step_min": 1e-9, "moe_intermediate_size": 48}
@@ -235,6 +243,7 @@ TINY |= {
     "granite-4-moe": TinyHybrid(
         "GraniteMoeHybrid", GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}
     ),
+    "kimi-linear": TinyHybrid("KimiLinear", KIMI, published=AS_KIMI),
     "lfm2": TinyHybrid(
         "Lfm2",
         {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
