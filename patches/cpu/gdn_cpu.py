@@ -1,4 +1,4 @@
-"""Gated delta rule (Qwen3-Next, Qwen3.5, Kimi Linear) in plain PyTorch on a CPU (ledger: gdn_cpu)."""
+"""Delta rules (Qwen3-Next, Qwen3.5, Kimi Linear) in plain PyTorch on a CPU (ledger: gdn_cpu)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def fused_gdn_gating(
     return decays[None], b.float().sigmoid()[None]
 
 
-def forget(
+def kimi_rule(
     _self: Any,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -204,8 +204,8 @@ PATCH = Patch(
         f"{_GDN}.extend": replace(extend),
         f"{_GDN}.decode": replace(decode),
         f"{_GDN}.supports_packed_decode": Value(False),
-        f"{_KDA}.extend": replace(forget),
-        f"{_KDA}.decode": replace(forget),
+        f"{_KDA}.extend": replace(kimi_rule),
+        f"{_KDA}.decode": replace(kimi_rule),
         f"{_KDA}.supports_packed_decode": Value(False),
         f"{_KERNELS}.attention.linear.fused_gdn_gating.fused_gdn_gating": replace(fused_gdn_gating),
         f"{_CONV}.causal_conv1d_fn": replace(causal_conv1d_fn),
@@ -216,7 +216,7 @@ PATCH = Patch(
         f"{_KERNELS}.elementwise.elementwise.fused_sigmoid_mul": replace(fused_sigmoid_mul),
         "torch.get_device_module": around(_of_this_machine),
     },
-    why="SGLang runs the gated delta rule, its convolution, gates and norms in Triton kernels, or "
+    why="SGLang runs the delta rules, their convolution, gates and norms in Triton kernels, or "
     "in compiled kernels for CPUs with AMX; a CPU without them has neither. Qwen3-Next's norm asks "
     "PyTorch for the module of the accelerator, which is CUDA's in a build with CUDA.",
     how="the same in plain PyTorch, token by token; the module is the CPU's. Only on machines "

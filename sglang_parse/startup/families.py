@@ -162,29 +162,21 @@ FAMILIES = (
         instead=MTP,
     ),
     Family(
-        "Qwen3-Next, Qwen3.5 (dense, text)",
-        ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"),
+        "Qwen3-Next, Qwen3.5 (dense, text), Nemotron-H, Nemotron 3, LFM2, LFM2-MoE",
+        (
+            *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "NemotronHForCausalLM"),
+            *("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
+        ),
         Attention.STATES,
         ON_CPU,
         judges=HEADED,
     ),
     Family(
-        "Granite 4, Falcon-H1, LFM2, LFM2-MoE",
-        ("GraniteMoeHybridForCausalLM", "FalconH1ForCausalLM")
-        + ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
+        "Granite 4, Falcon-H1, Kimi Linear",
+        ("GraniteMoeHybridForCausalLM", "FalconH1ForCausalLM", "KimiLinearForCausalLM"),
         Attention.STATES,
         ON_CPU,
         judges=UNASKED,
-    ),
-    Family(
-        "Nemotron-H, Nemotron 3",
-        ("NemotronHForCausalLM",),
-        Attention.STATES,
-        ON_CPU,
-        judges=UNASKED,
-    ),
-    Family(
-        "Kimi Linear", ("KimiLinearForCausalLM",), Attention.STATES, ON_CPU, judges=UNASKED
     ),
     Family("Qwen3.5 with images or experts, Ling 2.5", (), Attention.STATES),
 )

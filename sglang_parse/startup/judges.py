@@ -85,7 +85,8 @@ def _check_capture(target: Any) -> None:
     names, family = target.hf_config.architectures, family_of(target)
     model, _ = ModelRegistry.resolve_model_cls(names)
     fix = f"use {SETTING} question or likelihood, which read no hidden states"
-    has_method = hasattr(model, "set_eagle3_layers_to_capture")
+    methods = (f"set_{name}_layers_to_capture" for name in ("eagle3", "dflash"))
+    has_method = any(hasattr(model, name) for name in methods)
     why = f"with {family.attention}, and no head was seen to read its layers"
     where = "architecture of the target with a head or captured layers"
     require(family.judges in (ANY, HEADED), where, names[0], fix, why=why)

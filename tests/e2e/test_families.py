@@ -47,7 +47,7 @@ READ = ("deepseek-v2", "deepseek-v3", "glm-4.7-flash")
 """Families with captured layers, beside questions."""
 ASKED = [pytest.param(name, marks=THIRD) for name in (*READ, "minicpm-3", *WINDOWED)]
 LAYERS = (0, 1)
-HEADED = [pytest.param(name, marks=SECOND) for name in ("qwen3-next", "qwen3.5")]
+HEADED = ("qwen3-next", "qwen3.5", "nemotron-h", "nemotron-3", "lfm2", "lfm2-moe")
 """Families with captured layers, but no questions."""
 
 
@@ -180,7 +180,7 @@ def test_answers_to_questions_and_layers(asked: tuple[Client, Path], request: An
     assert max(verdicts) - min(verdicts) > 0.01
 
 
-@pytest.fixture(scope="module", params=HEADED)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=SECOND) for name in HEADED])
 def headed(
     request: pytest.FixtureRequest,
     serve: Callable[..., Iterator],

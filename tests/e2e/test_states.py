@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.client import (
     Client,
     abort_a_pass,
+    assert_all_kinds_of_drafts,
     ids_of,
     parse_info,
     random_prompts,
@@ -32,26 +34,29 @@ VARIABLES |= {"SGLANG_TEST_RETRACT_INTERVAL": "5"}
 pytestmark = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
 
 
-@pytest.fixture(scope="module")
-def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    pair = TINY["qwen3.5"].pair(tmp_path_factory.mktemp("states"))
-    token = ("--parse-verification", "token", "--parse-draft-tokens", "8")
-    return parse_flags(pair, *token, *SEED, *ALWAYS, *SMALL_CHUNKS)
+def flags_of(name: str, folder: Path) -> tuple[str, ...]:
+    token = ("--parse-verification", "token", "--parse-draft-tokens", "8", *TINY[name].flags)
+    return parse_flags(TINY[name].pair(folder), *token, *SEED, *ALWAYS, *SMALL_CHUNKS)
 
 
 @pytest.fixture(scope="module")
-def client(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
+def client(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """With slots for about half of twelve requests."""
+    flags = flags_of("qwen3.5", tmp_path_factory.mktemp("states"))
     tight = ("--max-total-tokens", "500", "--max-mamba-cache-size", "36")
     answers = ("--parse-reuse-answers", "100:shared")
     yield from served(start_server, "states-tight", *flags, *tight, *answers, **VARIABLES)
 
 
-@pytest.fixture(scope="module")
-def two_ranks(start_server: Start, flags: tuple[str, ...]) -> Iterator[Client]:
+@pytest.fixture(scope="module", params=["qwen3.5", "nemotron-3"])
+def two_ranks(
+    request: pytest.FixtureRequest, start_server: Start, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """Of a model with linear attention, and of one with Mamba layers and experts."""
+    flags = flags_of(request.param, tmp_path_factory.mktemp("ranks"))
     with two_ranks_environment():
-        more = (*TINY["qwen3.5"].flags, "--tp-size", "2")
-        yield from served(start_server, "states-ranks", *flags, *more, **VARIABLES)
+        name = f"states-ranks-{request.param}"
+        yield from served(start_server, name, *flags, "--tp-size", "2", **VARIABLES)
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +122,12 @@ def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
     assert ids_of(answers) == ids_of([client.generate(turn, **LIMIT, parse=PLAIN)])
 
 
-def test_two_ranks(two_ranks: Client, expected: dict):
+def test_two_ranks(two_ranks: Client):
     """Each rank copies its own part of a state."""
-    answers = two_ranks.generate_all([*map(list, expected)], 12, **LIMIT, parse=DRAFT)
-    assert ids_of(answers) == [*expected.values()]
-    assert sum(parse_info(answer)["accepted_tokens"] for answer in answers) > 0
+    prompts = random_prompts(12, 41)
+    expected = two_ranks.generate_all(prompts, 12, **LIMIT, parse=PLAIN)
+    two_ranks.flush()
+    answers = two_ranks.generate_all(prompts, 12, **LIMIT, parse=DRAFT)
+    assert ids_of(answers) == ids_of(expected)
+    assert_all_kinds_of_drafts(answers)
     two_ranks.assert_nothing_lost()
