@@ -1,4 +1,4 @@
-"""Gated delta rule layers (Qwen3-Next, Qwen3.5) in plain PyTorch on a CPU (ledger: gdn_cpu)."""
+"""Delta rules (Qwen3-Next, Qwen3.5, Kimi Linear) in plain PyTorch on a CPU (ledger: gdn_cpu)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _recur(
 
     Args:
         qkv: [1, tokens, key heads, K] twice, [1, tokens, heads, V].
-        decays, betas: [1, tokens, heads].
+        decays: [1, tokens, heads], or [1, tokens, heads, K]; betas: [1, tokens, heads].
         states: [slots, heads, V, K], of which ``indices`` are updated in place.
         starts: [requests + 1] each request's first token.
 
@@ -33,13 +33,14 @@ def _recur(
     query, key, value = (rows[0].float() for rows in qkv)
     copies = value.shape[1] // key.shape[1]
     query, key = (normalize(rows, dim=-1).repeat_interleave(copies, 1) for rows in (query, key))
-    query, decays, betas = query * key.shape[-1] ** -0.5, decays[0].exp(), betas[0]
+    query, betas = query * key.shape[-1] ** -0.5, betas[0]
+    decays = decays.exp().reshape(*betas.shape, 1, -1)
     out = torch.empty_like(value)
     bounds = starts.tolist()
     for slot, start, end in zip(indices.tolist(), bounds, bounds[1:], strict=False):
         state = states[slot].float()
         for i in range(start, end):
-            state = state * decays[i, :, None, None]
+            state = state * decays[i]
             seen = (state @ key[i, :, :, None])[..., 0]
             change = (value[i] - seen) * betas[i, :, None]
             state = state + change[:, :, None] * key[i, :, None, :]
@@ -94,6 +95,29 @@ def fused_gdn_gating(
     return decays[None], b.float().sigmoid()[None]
 
 
+def kimi_rule(
+    _self: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    _gates: torch.Tensor,
+    _weights: torch.Tensor,
+    *,
+    A_log: torch.Tensor,  # noqa: N803 - SGLang's name
+    dt_bias: torch.Tensor,
+    ssm_states: torch.Tensor,
+    cache_indices: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    **_: Any,
+) -> torch.Tensor:
+    """Kimi's rule, with a decay per column: prefills and decode steps alike."""
+    shape = k.shape[1:]
+    steps = softplus((_gates.reshape(shape) + dt_bias.reshape(shape[1:])).float())
+    decays, betas = -A_log.float().exp().reshape(-1, 1) * steps, _weights.reshape(1, *shape[:2])
+    gates = decays[None], betas.float().sigmoid()
+    return _recur((q, k, v), *gates, ssm_states, cache_indices, query_start_loc)
+
+
 def causal_conv1d_fn(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -136,9 +160,10 @@ def causal_conv1d_update(
 
 
 def _norm(self: Any, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    rows = x.float()
+    rows, gate = x.float(), z.float()
     rows = rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight.float()
-    return (rows * silu(z.float())).to(x.dtype)
+    gate = gate.sigmoid() if getattr(self, "activation", "") == "sigmoid" else silu(gate)
+    return (rows * gate).to(x.dtype)
 
 
 def _norm_gated(self: Any, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -171,6 +196,7 @@ def _of_this_machine(original: Callable, device: Any = None) -> Any:
 
 _KERNELS, _FLA = "sglang.kernels.ops", "sglang.kernels.ops.attention.fla"
 _GDN = "sglang.srt.layers.attention.linear.kernels.gdn_triton.TritonGDNKernel"
+_KDA = "sglang.srt.layers.attention.linear.kernels.kda_triton.TritonKDAKernel"
 _CONV = f"{_KERNELS}.mamba.causal_conv1d_triton"
 PATCH = Patch(
     "gdn_cpu",
@@ -178,6 +204,9 @@ PATCH = Patch(
         f"{_GDN}.extend": replace(extend),
         f"{_GDN}.decode": replace(decode),
         f"{_GDN}.supports_packed_decode": Value(False),
+        f"{_KDA}.extend": replace(kimi_rule),
+        f"{_KDA}.decode": replace(kimi_rule),
+        f"{_KDA}.supports_packed_decode": Value(False),
         f"{_KERNELS}.attention.linear.fused_gdn_gating.fused_gdn_gating": replace(fused_gdn_gating),
         f"{_CONV}.causal_conv1d_fn": replace(causal_conv1d_fn),
         f"{_CONV}.causal_conv1d_update": replace(causal_conv1d_update),
@@ -187,7 +216,7 @@ PATCH = Patch(
         f"{_KERNELS}.elementwise.elementwise.fused_sigmoid_mul": replace(fused_sigmoid_mul),
         "torch.get_device_module": around(_of_this_machine),
     },
-    why="SGLang runs the gated delta rule, its convolution, gates and norms in Triton kernels, or "
+    why="SGLang runs the delta rules, their convolution, gates and norms in Triton kernels, or "
     "in compiled kernels for CPUs with AMX; a CPU without them has neither. Qwen3-Next's norm asks "
     "PyTorch for the module of the accelerator, which is CUDA's in a build with CUDA.",
     how="the same in plain PyTorch, token by token; the module is the CPU's. Only on machines "

@@ -43,7 +43,7 @@ class TargetResult:
         index: the request's, in the scheduler's batch.
         action: VERIFY (a draft), EAGLE_DECODE (a proposal) or DECODE.
         num_rows: its rows of the forward; ``num_tokens``: those with a choice of the target;
-            ``num_answers``: those with the answer to a question.
+            ``num_answers``: those with the answer to a question; ``lag``: those before the anchor.
         proposed: token ids after the anchor that an EAGLE-3 head proposed; ``is_chain``: they are
             the request's draft.
         start: its first row of the forward.
@@ -63,6 +63,7 @@ class TargetResult:
     num_rows: int = 1
     num_tokens: int = 1
     num_answers: int = 0
+    lag: int = 0
     proposed: Sequence[int] = ()
     is_chain: bool = False
     start: int = 0
@@ -79,7 +80,8 @@ class TargetResult:
         num_tokens = part.num_token_rows
         num_answers = len(part.logits_rows) - num_tokens
         proposed = part.drafted_ids if action is Action.EAGLE_DECODE else ()
-        return cls(part.index, action, part.layout.num_rows, num_tokens, num_answers, proposed)
+        counts = part.layout.num_rows, num_tokens, num_answers, part.logits_rows[0]
+        return cls(part.index, action, *counts, proposed)
 
     @property
     def is_round(self) -> bool:
@@ -88,7 +90,8 @@ class TargetResult:
 
     @property
     def hidden_rows(self) -> slice:
-        return slice(self.start, self.start + self.num_rows)
+        """From the anchor on."""
+        return slice(self.start + self.lag, self.start + self.num_rows)
 
     def logprobs_of(self, tokens: Sequence[int]) -> Sequence[TokenLogprobs]:
         """Log probabilities of the output ``tokens``, each the target's choice or a draft token;

@@ -17,8 +17,9 @@ TOKEN_MODE = f"{ON_CPU}, token mode only"
 TRY = "`--parse-unproved-families serve`"
 UNPROVED = f"{READ}, never run: only with {TRY}"
 ANY, UNREAD, UNASKED = "all", "question, likelihood, none", "likelihood, none"
+HEADED = "head, likelihood, none"
 """Who verifies; "none" is token mode. ``UNREAD``: no head, as SGLang captures no layers, or other
-states than their outputs."""
+states than their outputs. ``HEADED``: no questions."""
 WINDOWLESS = (
     *("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM"),
     *("Ministral3ForCausalLM", "PhiMoEForCausalLM", "Starcoder2ForCausalLM"),
@@ -215,19 +216,26 @@ FAMILIES = (
         Attention.STATES,
         ON_CPU,
         "Qwen3.5-0.8B behind `--parse-draft-url`, texts, earlier answers",
-        UNASKED,
+        HEADED,
     ),
     Family(
-        "Qwen3-Next, Granite 4, Falcon-H1, LFM2",
+        "Qwen3-Next, Nemotron-H, Nemotron 3, LFM2, LFM2-MoE",
         (
-            *("Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM"),
-            *("FalconH1ForCausalLM", "Lfm2ForCausalLM"),
+            *("Qwen3NextForCausalLM", "NemotronHForCausalLM"),
+            *("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
         ),
+        Attention.STATES,
+        ON_CPU,
+        judges=HEADED,
+    ),
+    Family(
+        "Granite 4, Falcon-H1, Kimi Linear",
+        ("GraniteMoeHybridForCausalLM", "FalconH1ForCausalLM", "KimiLinearForCausalLM"),
         Attention.STATES,
         ON_CPU,
         judges=UNASKED,
     ),
-    Family("LFM2-MoE, Nemotron-H, Kimi Linear", (), Attention.STATES),
+    Family("Ling 2.5 and other hybrids", (), Attention.STATES),
 )
 
 
@@ -239,8 +247,8 @@ def row(family: Family) -> tuple[str, ...]:
     first = (family.name, family.attention)
     if not family.seen:
         return (*first, "", "", "", f"refused: {family.attention}, {_why(family)}")
-    layouts = "`causal`" if family.judges == UNASKED else "`causal`, `alias`"
-    if family.judges != UNASKED and family.attention is not Attention.WINDOWS:
+    layouts = "`causal`, `alias`" if family.judges in (ANY, UNREAD) else "`causal`"
+    if family.judges in (ANY, UNREAD) and family.attention is not Attention.WINDOWS:
         layouts += ", `mask`"
     return (*first, family.judges, layouts, family.draft, family.seen)
 

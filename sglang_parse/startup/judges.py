@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from sglang_parse.core.config import ParseConfig, flag, parse_layers
 from sglang_parse.core.judge import WEIGHTS, JudgeFile
 from sglang_parse.startup.certificates import pair_digests
-from sglang_parse.startup.families import ANY, family_of
+from sglang_parse.startup.families import ANY, HEADED, family_of
 from sglang_parse.startup.models import refuse, require
 
 logger = logging.getLogger(__name__)
@@ -85,8 +85,9 @@ def _check_capture(target: Any) -> None:
     names, family = target.hf_config.architectures, family_of(target)
     model, _ = ModelRegistry.resolve_model_cls(names)
     fix = f"use {SETTING} question or likelihood, which read no hidden states"
-    has_method = hasattr(model, "set_eagle3_layers_to_capture")
+    methods = (f"set_{name}_layers_to_capture" for name in ("eagle3", "dflash"))
+    has_method = any(hasattr(model, name) for name in methods)
     why = f"with {family.attention}, and no head was seen to read its layers"
     where = "architecture of the target with a head or captured layers"
-    require(family.judges == ANY, where, names[0], fix, why=why)
+    require(family.judges in (ANY, HEADED), where, names[0], fix, why=why)
     require(has_method, "architecture of the target with captured layers", names[0], fix)

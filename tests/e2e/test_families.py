@@ -26,7 +26,14 @@ from support.client import (
     random_prompts,
 )
 from support.families import TINY, WINDOWED
-from support.heads import TOLERANCE, decode_hidden_states, rows_of
+from support.heads import (
+    TOLERANCE,
+    HeadShape,
+    check_verdicts,
+    decode_hidden_states,
+    rows_of,
+    write_head,
+)
 from support.reference_verdicts import assert_chosen, assert_likelihoods, reference_verdicts
 from support.servers import (
     ALWAYS,
@@ -54,12 +61,20 @@ READ = ("deepseek-v2", "deepseek-v3", "glm-4.7-flash", "kimi-k2.5")
 UNREAD = ("minicpm-3", "mistral-large-3")
 ASKED = [pytest.param(name, marks=THIRD) for name in (*READ, *UNREAD, *WINDOWED)]
 LAYERS = (0, 1)
+HEADED = ("qwen3-next", "qwen3.5", "nemotron-h", "nemotron-3", "lfm2", "lfm2-moe")
+"""Families with captured layers, but no questions."""
 
 
 @pytest.fixture(scope="module")
-def serve(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Iterator]:
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    return cache(lambda name: TINY[name].pair(tmp_path_factory.mktemp(name) / name))
+
+
+@pytest.fixture(scope="module")
+def serve(
+    start_server: Start, pair_of: Callable[[str], tuple[Path, Path]]
+) -> Callable[..., Iterator]:
     """Returns ``serve(kind, name, *flags)``: a server of a family, and its target's folder."""
-    pair_of = cache(lambda name: TINY[name].pair(tmp_path_factory.mktemp(name) / name))
 
     def start(kind: str, name: str, *flags: str) -> Iterator[tuple[Client, Path]]:
         pair = pair_of(name)
@@ -74,6 +89,15 @@ def serve(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> Call
 def load(target: Path) -> Any:
     """The target in transformers."""
     return TINY[target.parent.name].load(target)
+
+
+def assert_layers(model: Any, prompt: list[int], answer: dict, record: dict) -> None:
+    """The captured hidden states are those of transformers."""
+    found = decode_hidden_states(record["hidden_states"])
+    before = [*prompt, *answer["output_ids"][: record["output_start"]]]
+    draft = record["draft_token_ids"][: record["prefix_ends"][-1]]
+    rows = rows_of(model, before, draft, LAYERS)
+    np.testing.assert_allclose(found, rows.hidden, atol=1e-3 * rows.scale)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -199,10 +223,38 @@ def test_answers_to_questions_and_layers(asked: tuple[Client, Path], request: An
             assert record["verdicts"] == pytest.approx(expected.tolist(), abs=TOLERANCE)
             verdicts += record["verdicts"]
             if is_read:
-                found = decode_hidden_states(record["hidden_states"])
-                before = [*prompt, *answer["output_ids"][: record["output_start"]]]
-                draft = record["draft_token_ids"][: record["prefix_ends"][-1]]
-                rows = rows_of(model, before, draft, LAYERS)
-                np.testing.assert_allclose(found, rows.hidden, atol=1e-3 * rows.scale)
+                assert_layers(model, prompt, answer, record)
     assert len(verdicts) > 10
     assert max(verdicts) - min(verdicts) > 0.01
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=SECOND) for name in HEADED])
+def headed(
+    request: pytest.FixtureRequest,
+    serve: Callable[..., Iterator],
+    pair_of: Callable[[str], tuple[Path, Path]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Client, Path, Path]]:
+    """With a trained head's form and random weights, which reads two layers."""
+    pair = pair_of(request.param)
+    scale = rows_of(load(pair[0]), *random_prompts(2, 93), LAYERS).scale
+    shape = HeadShape("running-mean", LAYERS, 64)
+    folder = write_head(tmp_path_factory.mktemp("head") / "head", pair, shape, scale)
+    flags = ("--parse-judge", str(folder), "--parse-segment", "tokens:3", *SMALL_CHUNKS)
+    for client, target in serve("headed", request.param, *flags, "--parse-draft-tokens", "12"):
+        yield client, target, folder
+
+
+def test_heads_that_read_a_hybrid(headed: tuple[Client, Path, Path]):
+    """Of several requests in a pass, also in rows behind tokens that a state lacked."""
+    client, target, folder = headed
+    model, verdicts = load(target), []
+    prompts = random_prompts(6, 97)
+    options = TRACE | {"hidden_states": True}
+    answers = client.generate_all(prompts, 3, **LIMIT, parse=options)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        verdicts += check_verdicts(model, folder, LAYERS, prompt, answer)
+        for record in parse_info(answer)["trace"]:
+            assert_layers(model, prompt, answer, record)
+    assert min(verdicts) < 0.3 < 0.7 < max(verdicts)
+    client.assert_nothing_lost()

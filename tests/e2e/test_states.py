@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.client import (
     Client,
     abort_a_pass,
+    assert_all_kinds_of_drafts,
     ids_of,
     parse_info,
     random_prompts,
@@ -32,31 +34,38 @@ VARIABLES |= {"SGLANG_TEST_RETRACT_INTERVAL": "5"}
 pytestmark = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
 
 
+def flags_of(name: str, folder: Path) -> tuple[str, ...]:
+    token = ("--parse-verification", "token", "--parse-draft-tokens", "8", *TINY[name].flags)
+    return parse_flags(TINY[name].pair(folder), *token, *SEED, *ALWAYS, *SMALL_CHUNKS)
+
+
 @pytest.fixture(scope="module", params=["qwen3.5", "qwen3.5-images", "qwen3.5-moe-images"])
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def flags(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    pair = TINY[name].pair(tmp_path_factory.mktemp("states"))
-    token = ("--parse-verification", "token", "--parse-draft-tokens", "8")
-    return parse_flags(pair, *token, *SEED, *ALWAYS, *SMALL_CHUNKS)
-
-
-@pytest.fixture(scope="module")
-def client(start_server: Start, name: str, flags: tuple[str, ...]) -> Iterator[Client]:
+def client(
+    start_server: Start, name: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
     """With slots for about half of twelve requests."""
+    flags = flags_of(name, tmp_path_factory.mktemp("states"))
     tight = ("--max-total-tokens", "500", "--max-mamba-cache-size", "36")
     answers = ("--parse-reuse-answers", "100:shared")
     yield from served(start_server, f"states-tight-{name}", *flags, *tight, *answers, **VARIABLES)
 
 
-@pytest.fixture(scope="module")
-def two_ranks(start_server: Start, name: str, flags: tuple[str, ...]) -> Iterator[Client]:
+@pytest.fixture(
+    scope="module", params=["qwen3.5", "qwen3.5-images", "qwen3.5-moe-images", "nemotron-3"]
+)
+def two_ranks(
+    request: pytest.FixtureRequest, start_server: Start, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """Of models with linear attention, and of one with Mamba layers and experts."""
+    flags = flags_of(request.param, tmp_path_factory.mktemp("ranks"))
     with two_ranks_environment():
-        more = (*TINY[name].flags, "--tp-size", "2")
-        yield from served(start_server, f"states-ranks-{name}", *flags, *more, **VARIABLES)
+        name = f"states-ranks-{request.param}"
+        yield from served(start_server, name, *flags, "--tp-size", "2", **VARIABLES)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +104,23 @@ def test_turns_after_drafts_that_end_the_answer(client: Client, expected: dict):
             assert both == found.setdefault(tuple(prompt), both)
 
 
+def test_a_state_that_lags_far(client: Client):
+    """What it lacks is repeated by a forward of its own before the next pass, from 64 tokens on."""
+    limit = LIMIT | {"max_new_tokens": 160}
+    prompts, longest = random_prompts(3, 47), 0
+    expected = client.generate_all(prompts, 1, **limit, parse=PLAIN)
+    client.flush()
+    answers = client.generate_all(prompts, 1, **limit, parse=DRAFT)
+    assert ids_of(answers) == ids_of(expected)
+    for answer in answers:
+        lag = 0
+        for record in parse_info(answer)["trace"]:
+            longest = max(longest, lag)
+            is_whole = record["accepted_len"] == len(record["draft_token_ids"])
+            lag = 0 if is_whole else lag + record["accepted_len"] + len(record["bonus_token_ids"])
+    assert longest > 64
+
+
 def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
     client.flush()
     prompt = [*next(iter(expected))]
@@ -105,9 +131,12 @@ def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
     assert ids_of(answers) == ids_of([client.generate(turn, **LIMIT, parse=PLAIN)])
 
 
-def test_two_ranks(two_ranks: Client, expected: dict):
+def test_two_ranks(two_ranks: Client):
     """Each rank copies its own part of a state."""
-    answers = two_ranks.generate_all([*map(list, expected)], 12, **LIMIT, parse=DRAFT)
-    assert ids_of(answers) == [*expected.values()]
-    assert sum(parse_info(answer)["accepted_tokens"] for answer in answers) > 0
+    prompts = random_prompts(12, 41)
+    expected = two_ranks.generate_all(prompts, 12, **LIMIT, parse=PLAIN)
+    two_ranks.flush()
+    answers = two_ranks.generate_all(prompts, 12, **LIMIT, parse=DRAFT)
+    assert ids_of(answers) == ids_of(expected)
+    assert_all_kinds_of_drafts(answers)
     two_ranks.assert_nothing_lost()

@@ -44,8 +44,8 @@ TIED = {"tie_word_embeddings": True, "initializer_range": 0.02}
 normalized, so that they do not depend on this."""
 WINDOWS = {"num_hidden_layers": 4, "sliding_window": 16}
 WINDOWS |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
-EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
-EXPERTS |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+SPARSE = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+SPARSE |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
 LLAMA_3 = {"rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0}
 LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
 UNFUSED = ("--disable-shared-experts-fusion",)
@@ -230,10 +230,10 @@ TINY = {
     "laguna": Tiny(
         "Laguna",
         WINDOWS
-        | EXPERTS
+        | SPARSE
         | {"shared_expert_intermediate_size": 48, "num_attention_heads_per_layer": [8, 4, 8, 4]},
     ),
-    "mellum-2": Tiny("Mellum", WINDOWS | EXPERTS),
+    "mellum-2": Tiny("Mellum", WINDOWS | SPARSE),
     "mimo-v2-flash": Tiny(
         "MiMoV2Flash",
         {"num_hidden_layers": 4, "sliding_window": 16, "num_key_value_heads": 1}
@@ -297,20 +297,56 @@ class TinyHybrid(Tiny):
 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
 MAMBA |= {"mamba_expand": 2, "mamba_d_conv": 4, "mamba_chunk_size": 16}
+GRANITE = MAMBA | {"layer_types": ["mamba", "mamba", "attention"], "num_hidden_layers": 3}
+GRANITE |= {"shared_intermediate_size": 96, "position_embedding_type": "rope"}
+KIMI = {"layer_types": DELTA["layer_types"], "mlp_layer_types": ["sparse"] * 4}
+KIMI |= {"num_hidden_layers": 4, "linear_head_dim": 16, "linear_num_heads": 4}
+KIMI |= {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+KIMI |= {name: LATENT[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+KIMI |= {"num_key_value_heads": 4, "qk_rope_head_dim": 16, "routed_scaling_factor": 1.0}
+KIMI |= {"bos_token_id": 1}
+DELTAS = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "head_dim": 16, "num_heads": 4}
+AS_KIMI = {"linear_attn_config": DELTAS | {"short_conv_kernel_size": 4}, "mla_use_nope": True}
+AS_KIMI |= {"num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1}
+NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 8}
+# In prefills transformers take no smaller time step than this; SGLang does.
+NEMOTRON |= {"chunk_size": 16, "time_step_min": 1e-9, "moe_intermediate_size": 48}
+NEMOTRON |= {"moe_shared_expert_intermediate_size": 48, "n_routed_experts": 4}
+NEMOTRON |= {"routed_scaling_factor": 2.5}
+
+
+def nemotron(pattern: str) -> TinyHybrid:
+    """Of the two patterns that are published: with plain layers (-) or with experts (E)."""
+    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    layers = {"layers_block_type": [kinds[letter] for letter in pattern]}
+    published = {"layers_block_type": None, "hybrid_override_pattern": pattern}
+    flags = (*TinyHybrid.flags, "--moe-runner-backend", "triton")
+    return TinyHybrid("NemotronH", NEMOTRON | layers, flags, published=published)
+
+
 TINY |= {
     "falcon-h1": TinyHybrid("FalconH1", MAMBA | {"mamba_d_ssm": 128}),
     "granite-4": TinyHybrid(
         "GraniteMoeHybrid",
-        MAMBA
-        | {"layer_types": ["mamba", "mamba", "attention"], "num_hidden_layers": 3}
-        | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96}
-        | {"position_embedding_type": "rope"},
+        GRANITE | {"num_local_experts": 0, "num_experts_per_tok": 0},
     ),
+    "granite-4-moe": TinyHybrid(
+        "GraniteMoeHybrid", GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2}
+    ),
+    "kimi-linear": TinyHybrid("KimiLinear", KIMI, published=AS_KIMI),
     "lfm2": TinyHybrid(
         "Lfm2",
         {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
         | {"conv_L_cache": 3, "block_auto_adjust_ff_dim": False},
     ),
+    "lfm2-moe": TinyHybrid(
+        "Lfm2Moe",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+        | {"conv_L_cache": 3, "num_dense_layers": 1, "moe_intermediate_size": 48}
+        | {"num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "nemotron-h": nemotron("M-M*-"),
+    "nemotron-3": nemotron("MEM*E"),
     "qwen3-next": TinyHybrid(
         "Qwen3Next",
         DELTA | EXPERTS | {"mlp_only_layers": []},

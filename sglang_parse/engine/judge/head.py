@@ -46,11 +46,13 @@ class CapturedLayers:
         """
         captured = cls(tuple(sorted({*layers})), runner.model_config.hidden_size)
         config = runner.spec_aux_config
-        config.eagle_use_aux_hidden_state = True
+        is_told = hasattr(runner.model, "set_eagle3_layers_to_capture")
+        has_other = hasattr(runner.model, "set_dflash_layers_to_capture")
+        config.eagle_use_aux_hidden_state = is_told or not has_other
         config.eagle_aux_hidden_state_layer_ids = list(captured.layers)
         # DeepSeek's classes take what they are told for EAGLE-3 as the layers before, unless it
-        # starts with 1. This is told after it, and taken as it is.
-        if runner.use_mla_backend and hasattr(runner.model, "set_dflash_layers_to_capture"):
+        # starts with 1. This is told after it, and taken as it is. Nemotron and LFM2 have only it.
+        if has_other and (runner.use_mla_backend or not is_told):
             config.dflash_use_aux_hidden_state = True
             config.dflash_target_layer_ids = list(captured.layers)
         return captured
