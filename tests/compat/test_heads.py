@@ -94,7 +94,8 @@ def test_a_target_without_capture(
 ):
     from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 
-    monkeypatch.delattr(Qwen3ForCausalLM, "set_eagle3_layers_to_capture")
+    for name in ("eagle3", "dflash"):
+        monkeypatch.delattr(Qwen3ForCausalLM, f"set_{name}_layers_to_capture")
     with pytest.raises(ValueError, match="use --parse-judge question or likelihood"):
         launch(pair, "--parse-judge", str(head))
     launch(pair, "--parse-judge", "likelihood")

@@ -221,7 +221,7 @@ HEAD = (
 def kv_kib(config: dict) -> int:
     """Returns the KiB of KV per token in bf16."""
     config = config.get("text_config", config)
-    layers = config["num_hidden_layers"]
+    layers = config["num_hidden_layers"] // config.get("full_attention_interval", 1)
     if rank := config.get("kv_lora_rank"):
         return layers * (rank + config["qk_rope_head_dim"]) * BF16_BYTES // KIB
     width = config["num_key_value_heads"] * config["head_dim"]

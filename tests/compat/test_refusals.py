@@ -331,9 +331,9 @@ ONLY_TARGETS = (
     ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", {}, HYBRID),
     ("falcon_h1", "FalconH1ForCausalLM", {}, HYBRID),
     ("granitemoehybrid", "GraniteMoeHybridForCausalLM", GRANITE, HYBRID),
+    ("nemotron_h", "NemotronHForCausalLM", {"hybrid_override_pattern": "M-*-"}, HYBRID),
 )
 REFUSED = (
-    ("nemotron_h", "NemotronHForCausalLM", {"hybrid_override_pattern": "M-*-"}, HYBRID),
     ("jamba", "JambaForCausalLM", {}, HYBRID),
     ("minimax", "MiniMaxText01ForCausalLM", {}, HYBRID),
     ("llama", "MiniMaxM3SparseForCausalLM", {}, SPARSE),

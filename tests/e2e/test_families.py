@@ -61,7 +61,8 @@ READ = ("deepseek-v2", "deepseek-v3", "glm-4.7-flash", "kimi-k2.5")
 UNREAD = ("minicpm-3", "mistral-large-3")
 ASKED = [pytest.param(name, marks=THIRD) for name in (*READ, *UNREAD, *WINDOWED)]
 LAYERS = (0, 1)
-HEADED = ("qwen3-next", "qwen3.5", "nemotron-h", "nemotron-3", "lfm2", "lfm2-moe")
+HEADED = ("qwen3-next", "qwen3.5", "qwen3.5-images", "qwen3.5-moe")
+HEADED += ("nemotron-h", "nemotron-3", "lfm2", "lfm2-moe")
 """Families with captured layers, but no questions."""
 
 

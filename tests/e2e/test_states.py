@@ -39,7 +39,7 @@ def flags_of(name: str, folder: Path) -> tuple[str, ...]:
     return parse_flags(TINY[name].pair(folder), *token, *SEED, *ALWAYS, *SMALL_CHUNKS)
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "qwen3.5-images", "qwen3.5-moe-images"])
+@pytest.fixture(scope="module", params=["qwen3.5-images", "qwen3.5-moe-images"])
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -55,9 +55,7 @@ def client(
     yield from served(start_server, f"states-tight-{name}", *flags, *tight, *answers, **VARIABLES)
 
 
-@pytest.fixture(
-    scope="module", params=["qwen3.5", "qwen3.5-images", "qwen3.5-moe-images", "nemotron-3"]
-)
+@pytest.fixture(scope="module", params=["qwen3.5-images", "qwen3.5-moe-images", "nemotron-3"])
 def two_ranks(
     request: pytest.FixtureRequest, start_server: Start, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
