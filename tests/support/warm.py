@@ -79,6 +79,7 @@ READ_ON_IMPORT = {
 }
 """Variables SGLang reads only once, where it keeps each, and of what type."""
 READ_WHEN_USED = ("SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT")
+READ_WHEN_USED += ("SGLANG_MAMBA_CONV_DTYPE", "SGLANG_SWA_EVICTION_INTERVAL")
 NUM_SPARES = 4
 """A scheduler, a detokenizer, and another scheduler (tensor parallel) or two tokenizers; more are
 started by multiprocessing."""
