@@ -331,9 +331,14 @@ def tree_paths(slots: list[int], previous: list[int]) -> list[list[int]]:
 
 
 def kv_fingerprint(runner: Any, slots: list[int]) -> list[float]:
-    """One number per slot: the last layer's values, which depend on the whole context."""
+    """One number per slot: the last layer's values, which depend on the whole context.
+
+    The last with full attention: a slot has no values of others, or has them elsewhere.
+    """
     pool = runner.token_to_kv_pool
     layers = getattr(pool, "full_attention_layer_id_mapping", None)  # of a hybrid model
+    if pools := getattr(pool, "layers_mapping", None):  # of a model with two pools
+        layers = [layer for layer, (_, is_window) in pools.items() if not is_window]
     last = max(layers) if layers else pool.start_layer + pool.layer_num - 1
     values = pool.get_value_buffer(last)[slots].flatten(1).double()
     weights = values.new_tensor([(1 + i % 7) * (-1) ** i for i in range(values.shape[1])])
