@@ -56,7 +56,7 @@ def client(
 
 
 @pytest.fixture(scope="module", params=["qwen3.5-images", "qwen3.5-moe-images", "nemotron-3"])
-def two_ranks(
+def ranks(
     request: pytest.FixtureRequest, start_server: Start, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
     """Of models with linear attention, and of one with Mamba layers and experts."""
@@ -129,12 +129,12 @@ def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
     assert ids_of(answers) == ids_of([client.generate(turn, **LIMIT, parse=PLAIN)])
 
 
-def test_two_ranks(two_ranks: Client):
+def test_two_ranks(ranks: Client):
     """Each rank copies its own part of a state."""
     prompts = random_prompts(12, 41)
-    expected = two_ranks.generate_all(prompts, 12, **LIMIT, parse=PLAIN)
-    two_ranks.flush()
-    answers = two_ranks.generate_all(prompts, 12, **LIMIT, parse=DRAFT)
+    expected = ranks.generate_all(prompts, 12, **LIMIT, parse=PLAIN)
+    ranks.flush()
+    answers = ranks.generate_all(prompts, 12, **LIMIT, parse=DRAFT)
     assert ids_of(answers) == ids_of(expected)
     assert_all_kinds_of_drafts(answers)
-    two_ranks.assert_nothing_lost()
+    ranks.assert_nothing_lost()

@@ -21,7 +21,7 @@ record_starts(Server)
 Start = Callable[..., Server]
 PLUGINS = Path(__file__).resolve().parent / "plugins"
 GIB = 1 << 30
-MAX_SERVERS = max(4, int(psutil.virtual_memory().total / GIB - 4) // 3)
+MAX_SERVERS = max(4, int((psutil.virtual_memory().total / GIB - 4) / 2.6))
 """Servers alive at a time, for each of two processes of tests; one takes 0.9 to 1.3 GB, and 2.3
 where it does not start from the warm process."""
 
