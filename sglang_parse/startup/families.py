@@ -89,7 +89,14 @@ FAMILIES = (
     ),
     Family("GLM-4.5, GLM-4.6", ("Glm4MoeForCausalLM",), Attention.FULL, TOKEN_MODE, "GLM-4.5-Air"),
     Family(
-        "Qwen2.5 and others with full attention",
+        "Qwen2.5",
+        ("Qwen2ForCausalLM",),
+        Attention.FULL,
+        f"{ON_CPU}: Qwen2.5-Coder",
+        "Qwen2.5-0.5B, Qwen2.5-Coder-0.5B",
+    ),
+    Family(
+        "others with full attention",
         (),
         Attention.FULL,
         READ,
