@@ -88,13 +88,7 @@ FAMILIES = (
         "Qwen3-0.6B to 4B, Qwen3-30B-A3B",
     ),
     Family("GLM-4.5, GLM-4.6", ("Glm4MoeForCausalLM",), Attention.FULL, TOKEN_MODE, "GLM-4.5-Air"),
-    Family(
-        "Qwen2.5",
-        ("Qwen2ForCausalLM",),
-        Attention.FULL,
-        f"{ON_CPU}: Qwen2.5-Coder",
-        "Qwen2.5-0.5B, Qwen2.5-Coder-0.5B",
-    ),
+    Family("Qwen2.5", ("Qwen2ForCausalLM",), Attention.FULL, ON_CPU, "Qwen2.5-0.5B, Coder-0.5B"),
     Family(
         "others with full attention",
         (),
