@@ -32,14 +32,7 @@ from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
 from sglang_parse.startup.disaggregation import DECODE, check_decode_server
-from sglang_parse.startup.families import (
-    ANY,
-    UNREAD,
-    Family,
-    attention_of,
-    family_of,
-    usual_drafts,
-)
+from sglang_parse.startup.families import Family, attention_of, family_of, usual_drafts
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.models import (
     DRAFT,
@@ -302,7 +295,7 @@ def pass_layout(args: Any, config: ParseConfig, target: Any, block_size: int) ->
 def _check_asked(config: ParseConfig, family: Family, block_size: int) -> None:
     """Raises BackendError for passes that were not seen with a target of this family."""
     what, fix = "drafts in blocks or an EAGLE-3 head", "leave them out"
-    if family.judges not in (ANY, UNREAD):
+    if not family.is_asked:
         what = f"questions, {what}, or {flag('layout')}"
         fix = f"use {flag('judge')} likelihood or {flag('verification')} token, and none of these"
     elif block_size == 1 and not config.uses_eagle3:

@@ -64,6 +64,10 @@ class Family:
     why: str = ""
     instead: str = ""
 
+    @property
+    def is_asked(self) -> bool:
+        return self.judges in (ANY, UNREAD)
+
 
 FAMILIES = (
     Family(
@@ -248,8 +252,8 @@ def row(family: Family) -> tuple[str, ...]:
     first = (family.name, family.attention)
     if not family.seen:
         return (*first, "", "", "", f"refused: {family.attention}, {_why(family)}")
-    layouts = "`causal`, `alias`" if family.judges in (ANY, UNREAD) else "`causal`"
-    if family.judges in (ANY, UNREAD) and family.attention is not Attention.WINDOWS:
+    layouts = "`causal`, `alias`" if family.is_asked else "`causal`"
+    if family.is_asked and family.attention is not Attention.WINDOWS:
         layouts += ", `mask`"
     return (*first, family.judges, layouts, family.draft, family.seen)
 

@@ -49,6 +49,7 @@ from support.servers import (
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
 TRACE = {"drafting": "always", "trace": True}
 PLAIN = {"enabled": False}
+TOKEN = ("--parse-verification", "token", "--parse-draft-tokens", "8", *SMALL_CHUNKS, *ALWAYS)
 FAST = ("deepseek-v2", "gemma-3", "qwen3.5")
 EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
 """Of the states of convolutions, which are kept in bf16 otherwise."""
@@ -106,8 +107,7 @@ def family(
     request: pytest.FixtureRequest, serve: Callable[..., Iterator]
 ) -> Iterator[tuple[Client, Path]]:
     """In token mode; prompts are prefilled in chunks."""
-    flags = ("--parse-verification", "token", "--parse-draft-tokens", "8")
-    yield from serve("family", request.param, *flags, *SMALL_CHUNKS, *ALWAYS)
+    yield from serve("family", request.param, *TOKEN)
 
 
 @pytest.mark.parametrize(("concurrency", "count"), [(1, 2), (8, 6)])
@@ -148,8 +148,7 @@ def test_slots_come_back_after_an_abort(family: tuple[Client, Path]):
 @pytest.fixture(scope="module")
 def seeing(serve: Callable[..., Iterator]) -> Iterator[tuple[Client, Path]]:
     """The same server of a family with a part for images."""
-    flags = ("--parse-verification", "token", "--parse-draft-tokens", "8")
-    yield from serve("family", "qwen3.5-images", *flags, *SMALL_CHUNKS, *ALWAYS)
+    yield from serve("family", "qwen3.5-images", *TOKEN)
 
 
 def picture() -> str:

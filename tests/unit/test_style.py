@@ -114,7 +114,7 @@ def test_the_policy_keeps_its_budget():
     assert len(fields(PolicyConfig)) <= 25
 
 
-PACKAGE_LINES = 18_433
+PACKAGE_LINES = 18_429
 MAX_FILE_LINES = 350
 LONGER_FILES = {
     "core/config.py",
