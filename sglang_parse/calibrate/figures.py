@@ -133,7 +133,7 @@ def error_len(draft: GradedDraft, loss: Loss) -> float:
 
 def accepted_len(draft: GradedDraft, selection: str, threshold: float) -> int:
     verdicts, ends = draft.verdicts, draft.prefix_ends
-    return select(verdicts, ends, threshold, selection, is_finished=draft.finished).accepted_len
+    return select(verdicts, ends, threshold, selection, is_finished=draft.finished)[0]
 
 
 def make_selections(

@@ -117,18 +117,10 @@ class ParseConfig(BaseModel):
     verification: Literal["semantic", "token"] = "semantic"
     """'semantic' asks the target a question per prefix; 'token' accepts draft tokens that equal the
     target's choices (exact)."""
-    on_reject: Literal["decode", "redraft"] = "redraft"
-    """After a rejected prefix, 'decode' lets the target finish the answer; 'redraft' resumes
-    drafting behind the token that the same pass yields, or, where a question is asked by line or
-    sentence, behind the rest of it, which the target writes."""
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
     """Path of the target's EAGLE-3 head. It proposes up to --speculative-num-steps tokens (3 by
-    default) where no other source drafts, and they are judged as every draft; beside a draft model
-    or without one."""
-    decode_accelerator: Literal["none", "eagle3"] = "none"
-    """Only with --parse-judge question, which cannot judge a few tokens: 'eagle3' compares what
-    --parse-eagle3-path proposes with the target's choices, where the target ends a rejected line
-    or decodes plain requests."""
+    default) where no other source drafts, beside a draft model or without one. They are judged as
+    every draft; with --parse-judge question, which cannot judge a few tokens, token by token."""
     drafting: Literal["auto", "always", "never"] = "auto"
     """When to draft. 'auto': while it is measured to be faster than plain decoding, with adaptive
     draft length and chunks. 'always': with the configured values. 'never': plain decoding."""
@@ -181,7 +173,6 @@ class ParseConfig(BaseModel):
                 known = sorted(type(self).model_fields)
                 raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
             raise ConfigError("\n".join(problems_of(error, type(self), flag))) from None
-        self._check_eagle3()
         self._check_judge()
         self._check_certificate()
         _ = self.policy
@@ -239,23 +230,6 @@ class ParseConfig(BaseModel):
                 f"{setting} is {shown(self.judge)}: {error}; use {QUESTION}, {LIKELIHOOD} or a "
                 "folder of sglang-parse train-judge"
             ) from error
-
-    def _check_eagle3(self) -> None:
-        setting, path = flag("decode_accelerator"), flag("eagle3_path")
-        accelerates = self.decode_accelerator == "eagle3"
-        if accelerates and not self.eagle3_path:
-            raise ConfigError(f"{path} is not set; {setting} eagle3 needs the path of the head")
-        if accelerates and self.judges_tokens:
-            raise ConfigError(
-                f"{setting} is 'eagle3', but only a question leaves tokens to the target; leave it "
-                f"out: with {path} alone the head writes drafts, which are verified as all others"
-            )
-        if self.eagle3_path and not accelerates and not self.judges_tokens:
-            raise ConfigError(
-                f"{path} is {self.eagle3_path!r}, but a question cannot judge the few tokens that "
-                f"a head proposes; use {flag('judge')} {LIKELIHOOD}, or {setting} eagle3 for the "
-                "tokens that a question leaves to the target"
-            )
 
     def _check_certificate(self) -> None:
         setting = Setting("threshold", type(self).model_fields["threshold"])
@@ -376,16 +350,6 @@ class ParseConfig(BaseModel):
     @property
     def uses_eagle3(self) -> bool:
         return bool(self.eagle3_path)
-
-    @property
-    def drafts_with_eagle3(self) -> bool:
-        """Whether an EAGLE-3 head writes drafts; beside a question it accelerates decode steps."""
-        return self.uses_eagle3 and self.judges_tokens
-
-    @property
-    def judges_tokens(self) -> bool:
-        """Whether drafts of a few tokens can be judged: not by a question."""
-        return self.has_head or not self.is_semantic
 
     @property
     def captures_hidden_states(self) -> bool:

@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import DraftKey, VerifyOutcome
+from sglang_parse.core.phases import DraftKey
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.round import Round
 from sglang_parse.core.stage import Stage, StageTime
 from support.replay import Controlled, Costs, Fixed, Replay, Segment
+from support.rounds import round_of
 
 pytestmark = pytest.mark.unit
 
@@ -30,13 +32,8 @@ COSTS = Costs(
 )
 
 
-def outcome(num_drafted: int, accepted_len: int, *, num_matched: int = 0) -> VerifyOutcome:
-    reject_end = None if accepted_len == num_drafted else accepted_len + 1
-    return VerifyOutcome(
-        *(num_drafted, num_drafted, accepted_len, reject_end),
-        is_finished=False,
-        num_matched=num_matched,
-    )
+def outcome(num_drafted: int, accepted_len: int, *, num_matched: int = 0) -> Round:
+    return round_of(num_drafted, num_drafted, accepted_len, num_matched=num_matched)
 
 
 def with_costs(limits: Limits = FREE, *, draft_step: float = 1.0, per_row: float = 0.02):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sglang_parse.core.selection import (
     SELECTIONS,
-    Selection,
     matched_prefixes,
     matching_tokens,
     select,
@@ -31,30 +30,30 @@ ENDS = [3, 7, 8, 12]
     ],
 )
 def test_first_reject_and_longest(verdicts, first, longest):
-    assert select(verdicts, ENDS, 0.5, "first-reject").accepted_len == first
-    assert select(verdicts, ENDS, 0.5, "longest").accepted_len == longest
+    assert select(verdicts, ENDS, 0.5, "first-reject")[0] == first
+    assert select(verdicts, ENDS, 0.5, "longest")[0] == longest
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_no_prefix_accepts_nothing(selection):
-    assert select([], [], 0.5, selection).accepted_len == 0
+    assert select([], [], 0.5, selection)[0] == 0
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_a_threshold_above_one_accepts_nothing(selection):
-    assert select([1.0] * 4, ENDS, math.nextafter(1.0, 2.0), selection).accepted_len == 0
-    assert select([1.0] * 4, ENDS, 1.0, selection).accepted_len == 12
+    assert select([1.0] * 4, ENDS, math.nextafter(1.0, 2.0), selection)[0] == 0
+    assert select([1.0] * 4, ENDS, 1.0, selection)[0] == 12
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_a_threshold_of_zero_accepts_everything(selection):
-    assert select([0.0] * 4, ENDS, 0.0, selection).accepted_len == 12
+    assert select([0.0] * 4, ENDS, 0.0, selection)[0] == 12
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.1])
 def test_a_nan_verdict_accepts_nothing(selection, threshold):
-    assert select([math.nan], [3], threshold, selection).accepted_len == 0
+    assert select([math.nan], [3], threshold, selection)[0] == 0
 
 
 def test_verdicts_and_prefixes_must_match():
@@ -75,9 +74,7 @@ def test_first_reject_accepts_a_prefix_of_what_longest_accepts(verdicts, thresho
 
 def num_accepted(verdicts, threshold, selection, **options):
     """Returns the number of accepted prefixes; prefix k has k + 1 tokens."""
-    return select(
-        verdicts, range(1, len(verdicts) + 1), threshold, selection, **options
-    ).accepted_len
+    return select(verdicts, range(1, len(verdicts) + 1), threshold, selection, **options)[0]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +90,7 @@ def num_accepted(verdicts, threshold, selection, **options):
 )
 def test_answer_first(verdicts, accepted_len, decided_by):
     decided = select(verdicts, ENDS, 0.5, "answer-first", is_finished=True)
-    assert decided == Selection(accepted_len, decided_by, "answer-first")
+    assert decided == (accepted_len, decided_by)
 
 
 @given(st.lists(st.floats(0, 1)), st.floats(0, 1.1), st.booleans())

@@ -13,11 +13,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 
 from sglang_parse.core.block import ONE_TOKEN, BlockKind
-from sglang_parse.core.phases import DraftKey, DraftPlan, VerifyOutcome
+from sglang_parse.core.phases import DraftKey, DraftPlan
 from sglang_parse.core.policy.constants import DEFAULTS, PolicyConfig
 from sglang_parse.core.policy.costs import BlockChoice, StageCost
 from sglang_parse.core.policy.drafting import Acceptance, KeyStats
 from sglang_parse.core.policy.limits import ADAPTIVE, Limits, draft_lengths
+from sglang_parse.core.round import Round
 from sglang_parse.core.stage import Stage, StageTime
 
 DRAFTING_OFF = "drafting is off (--parse-drafting never)"
@@ -162,16 +163,16 @@ class Controller:
         """Expected ms of a stage of this size, by default all running requests; 0 if unknown."""
         return self._costs[stage].at(size or self.num_running) or 0.0
 
-    def observe_round(self, key: DraftKey, outcome: VerifyOutcome, num_failed: int = 0) -> None:
+    def observe_round(self, key: DraftKey, one: Round, num_failed: int = 0) -> None:
         """Records a verified draft of the draft model; ``num_failed`` before it, as in ``plan``."""
         if self.rests(key, num_failed):
             return
         stats = self.stats(key)
-        stats.acceptance.observe(outcome, self.config.memory * max(1, self._num_drafting))
+        stats.acceptance.observe(one, self.config.memory * max(1, self._num_drafting))
         stats.num_ignored -= 1
         if stats.num_ignored < 0:
             stats.window.num_rounds += 1
-            stats.window.num_drafted += outcome.num_drafted
+            stats.window.num_drafted += one.num_drafted
 
     def stats(self, key: DraftKey) -> KeyStats:
         """Returns the statistics of a key; a new one expects what the nearest threshold's did."""
