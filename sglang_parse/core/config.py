@@ -162,10 +162,6 @@ class ParseConfig(BaseModel):
     """Number of earlier answers to keep, in 1 GiB at most, as drafts for similar requests with the
     same extra_key and cache_salt, 0 to 1000000. Requests without either share nothing, unless
     ':shared' follows the number: then they share among themselves."""
-    unproved_families: Literal["refuse", "serve"] = "refuse"
-    """Targets whose attention runs on GPUs only, and which PARSE was never seen to serve: DeepSeek
-    V3.2, GLM-5 and Llama 4. 'serve' starts them, without questions or a draft model; compare
-    greedy answers with the plain server's first."""
     default: Literal["on", "off"] = "on"
     """Whether requests use PARSE unless they set ``custom_params["parse"]["enabled"]``."""
     request_options: Literal["auto", "all", "safe", "none"] = "auto"

@@ -49,7 +49,6 @@ CHANGED = ParseConfig(
     draft_url="http://localhost:30001",
     draft_timeout=2.0,
     reuse_answers="5:shared",
-    unproved_families="serve",
     default="off",
     request_options="safe",
     strict="numbers",
