@@ -117,10 +117,6 @@ class ParseConfig(BaseModel):
     verification: Literal["semantic", "token"] = "semantic"
     """'semantic' asks the target a question per prefix; 'token' accepts draft tokens that equal the
     target's choices (exact)."""
-    on_reject: Literal["decode", "redraft"] = "redraft"
-    """After a rejected prefix, 'decode' lets the target finish the answer; 'redraft' resumes
-    drafting behind the token that the same pass yields, or, where a question is asked by line or
-    sentence, behind the rest of it, which the target writes."""
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
     """Path of the target's EAGLE-3 head. It proposes up to --speculative-num-steps tokens (3 by
     default) where no other source drafts, and they are judged as every draft; beside a draft model

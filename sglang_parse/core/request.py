@@ -53,8 +53,7 @@ class RequestState:
         num_draft_inflight: upper bound of the draft tokens that are not on the host yet.
         draft_kv_len: leading tokens of the sequence with valid draft KV.
         draft_kv_found: ``draft_kv_len`` was looked up since the last prefill.
-        resumes: drafting resumes at the next token; else the target finishes the answer.
-        in_segment: the target ends a rejected segment before that.
+        in_segment: the target ends a rejected segment before drafting resumes.
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
         eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
@@ -82,7 +81,6 @@ class RequestState:
     num_draft_inflight: int = 0
     draft_kv_len: int = 0
     draft_kv_found: bool = False
-    resumes: bool = True
     in_segment: bool = False
     no_draft_reason: str = ""
     num_failed: int = 0
@@ -309,15 +307,10 @@ class RequestState:
     def start_draft(self, plan: DraftPlan) -> None:
         self.phase, self.plan, self.draft = Phase.DRAFTING, plan, Draft()
 
-    def start_decode(self, *, resumes: bool = True, in_segment: bool = False) -> None:
-        """The target decodes.
-
-        Args:
-            resumes: drafting resumes at the next token, or behind its segment.
-            in_segment: the target ends a rejected segment before.
-        """
-        self.phase, self.draft = Phase.DECODING, Draft()
-        self.resumes, self.in_segment = resumes, in_segment
+    def start_decode(self, *, in_segment: bool = False) -> None:
+        """The target decodes until a draft begins: ``in_segment``, not before it has ended a
+        rejected segment."""
+        self.phase, self.draft, self.in_segment = Phase.DECODING, Draft(), in_segment
 
     def end_segment(self) -> None:
         """The target has written the rest of a rejected segment."""

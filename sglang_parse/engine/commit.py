@@ -229,10 +229,8 @@ class Committer:
         """Drafting, where a draft may begin and is expected to pay."""
         state, selection = req.parse_state, accepted.selection
         rejected = selection.accepted_len < draft.num_verified
-        state.start_decode(
-            resumes=not rejected or self.config.on_reject == "redraft",
-            in_segment=rejected and self._is_in_segment(state, len(accepted.bonus)),
-        )
+        left_open = rejected and self._is_in_segment(state, len(accepted.bonus))
+        state.start_decode(in_segment=left_open)
         drafts = self._may_resume(req) and self._resume_drafting(req)
         may_carry = drafts and draft.source == state.draft.source == MODEL
         state.carry_over(_carry_over(draft, accepted) if may_carry else ())
@@ -260,7 +258,7 @@ class Committer:
         """Whether a draft may begin: not after the answer's end, and not inside text that a
         grammar forces, but in token mode."""
         state = req.parse_state
-        if is_complete(req) or state.in_segment or not state.resumes:
+        if is_complete(req) or state.in_segment:
             return False
         return self._judge_of(state) is None or not ends_in_forced_text(state)
 

@@ -246,15 +246,6 @@ def test_a_refusal_costs_the_target_no_decode_step(segment: str, but_at: int):
     assert one.state.telemetry.stats.skipped_drafts == 0
 
 
-def test_the_target_finishes_the_answer_if_it_is_told_to():
-    one = Round([11, 12, 13, 14], on_reject="decode")
-    one.judge([0.9, 0.1])
-    for _ in range(5):
-        assert one.state.phase is Phase.DECODING
-        one.decode()
-    assert (one.state.num_decoded, one.state.telemetry.stats.skipped_drafts) == (5, 0)
-
-
 def test_a_skipped_draft_is_asked_for_again_at_the_next_token():
     one = Round([11, 12, 13, 14])
     one.controller.mode = "never"
@@ -386,7 +377,8 @@ def test_a_head_that_does_not_run_for_a_request_drafts_nothing():
 
 
 def test_a_step_ends_with_the_answer():
-    one = Round([11, 12, 13, 14], on_reject="decode")
+    one = Round([11, 12, 13, 14])
+    one.controller.mode = "never"
     one.judge([0.1, 0.1])
     assert one.step([21, STOP, 23, 24], proposed=[21, STOP, 23]) == [21, STOP]
 

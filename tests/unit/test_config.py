@@ -36,7 +36,6 @@ CHANGED = ParseConfig(
     judge="question",
     hidden_layers="8,12",
     selection="longest",
-    on_reject="decode",
     decode_accelerator="eagle3",
     eagle3_path="head",
     draft_eagle3_path="draft-head",
@@ -80,9 +79,7 @@ def test_integer_ranges(name, low, high):
             ParseConfig(**{name: value})
 
 
-@pytest.mark.parametrize(
-    "name", ["selection", "verification", "on_reject", "decode_accelerator", "default"]
-)
+@pytest.mark.parametrize("name", ["selection", "verification", "decode_accelerator", "default"])
 def test_errors_list_the_choices(name):
     with pytest.raises(ConfigError, match=f"{flag(name)} is 'sideways'; use one of") as error:
         ParseConfig(**{name: "sideways"})
