@@ -110,10 +110,9 @@ class ParseConfig(BaseModel):
     hidden_layers: str = Field("", json_schema_extra={"metavar": "LAYERS"})
     """Decoder layers of the target whose outputs traces may contain, such as '8,12', for
     ``sglang-parse train-judge``. At most 3."""
-    selection: Literal["first-reject", "longest", "answer-first"] = "first-reject"
+    selection: Literal["first-reject", "answer-first"] = "first-reject"
     """Which prefix is accepted. 'first-reject': the longest before the first rejected one.
-    'longest': the longest accepted one. 'answer-first': all of a finished draft if its last
-    verdict accepts, else as 'first-reject'."""
+    'answer-first': all of a finished draft if its last verdict accepts, else as 'first-reject'."""
     verification: Literal["semantic", "token"] = "semantic"
     """'semantic' asks the target a question per prefix; 'token' accepts draft tokens that equal the
     target's choices (exact)."""

@@ -158,7 +158,6 @@ class Round:
         ("first-reject", True, 2, 1),
         ("answer-first", True, 6, 2),
         ("answer-first", False, 2, 1),  # no question was about the answer
-        ("longest", True, 6, 2),
     ],
 )
 def test_the_trace_says_which_question_decided(

@@ -238,7 +238,7 @@ def test_the_loosest_certified_threshold_of_a_selection():
     """Errors with the scores 0.8 and 0.4 in 59 drafts: only without one can a threshold pass."""
     drafts = [draft([0.8], first_wrong=0), draft([0.4], first_wrong=0)]
     drafts += [draft([0.9])] * 57
-    rows = make_selections(drafts, (0.99, 0.85, 0.5, 0.3), TOKEN, (0.05, 0.05))["longest"]
+    rows = make_selections(drafts, (0.99, 0.85, 0.5, 0.3), TOKEN, (0.05, 0.05))["first-reject"]
     assert [row.error_rate.count for row in rows] == [0, 0, 1, 2]
     assert loosest_certified(rows) is rows[1]
     assert loosest_certified(rows[2:]) is None
