@@ -135,9 +135,6 @@ class ParseConfig(BaseModel):
     """Maximum slowdown of plain requests while others draft, relative to plain decoding at the same
     load: drafting pauses until time above it is compensated. 0: no bound. Not applied with
     --parse-drafting always."""
-    max_draft_latency: float = Field(0.0, ge=0, le=3600)
-    """Maximum seconds from the start of a draft to its output; limits the draft length. 0: no
-    bound. Not applied with --parse-drafting always."""
     policy_config: str = Field("", json_schema_extra={"metavar": "FILE"})
     """JSON file with constants of adaptive drafting that replace the built-in ones, by name (see
     ``core.policy.constants``)."""

@@ -42,7 +42,6 @@ CHANGED = ParseConfig(
     drafting="never",
     max_itl_ratio=0.0,
     max_slowdown=0.0,
-    max_draft_latency=2.0,
     layout="alias",
     overlap="on",
     draft_url="http://localhost:30001",
