@@ -94,12 +94,11 @@ class ParseConfig(BaseModel):
     strict: str = Field(
         AUTO,
         description="Classes of tokens that must be the target's own choice, whatever their "
-        f"verdict: {', '.join(CLASSES)} or several, with commas between them. A draft is accepted "
+        f"verdict: {', '.join(CLASSES)} or both, with a comma between them. A draft is accepted "
         "at most up to the first token that differs from the target's choice where either has a "
-        "digit or numeral of any script ('numbers'), a sign such as + or = ('operators'), or is in "
-        "a fenced block of code ('code'). A request that samples draws the target's choice. "
-        "'none': the verdict decides alone. 'auto': numbers and code beside the likelihood, else "
-        "none.",
+        "digit or numeral of any script ('numbers'), or is in a fenced block of code ('code'). A "
+        "request that samples draws the target's choice. 'none': the verdict decides alone. "
+        "'auto': numbers and code beside the likelihood, else none.",
         json_schema_extra={"metavar": "CLASSES"},
     )
     judge: str = Field(AUTO, json_schema_extra={"metavar": "JUDGE"})

@@ -182,7 +182,7 @@ def test_a_request_without_a_judge_is_compared_token_by_token():
     assert (record["judge"], record["verdicts"]) == (None, [])
 
 
-@pytest.mark.parametrize(("name", "refused"), [("numbers", 1), ("operators", 0)])
+@pytest.mark.parametrize(("name", "refused"), [("numbers", 1), ("code", 0)])
 def test_a_strict_token_ends_the_accepted_prefix(
     name: str, refused: int, monkeypatch: pytest.MonkeyPatch
 ):
