@@ -273,11 +273,11 @@ def calibrate_keys() -> str:
         **CALIBRATE_KEYS,
         **under("results", "calibrate.figures.Calibration"),
         **under("results.separation", "client.statistics.Separation"),
-        **under("results.selections.<selection>", "calibrate.figures.AtThreshold"),
+        **under("results.thresholds", "calibrate.figures.AtThreshold"),
         **under("results.served", "calibrate.figures.ServedFigures"),
         **under("results.bins", "calibrate.figures.Bin"),
     }
-    lists = ("results.separation", "results.selections", "results.served", "results.bins")
+    lists = ("results.separation", "results.thresholds", "results.served", "results.bins")
     return table(("key", "meaning"), rows_of({k: t for k, t in texts.items() if k not in lists}))
 
 
