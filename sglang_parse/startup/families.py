@@ -229,6 +229,18 @@ FAMILIES = (
     Family("Ling 2.5 and other hybrids", (), Attention.STATES),
 )
 
+NOT_ON_CPU = {
+    *("Gemma2ForCausalLM", "Exaone4ForCausalLM"),
+    *("GptOssForCausalLM", "Gemma4ForConditionalGeneration"),
+    *(
+        name
+        for family in FAMILIES
+        if family.attention in (Attention.LATENT, Attention.STATES)
+        for name in family.architectures
+    ),
+}
+"""Classes that SGLang runs on GPUs only, or gives other tokens on a CPU. The tests' servers, which
+bring kernels for them (``tests/support/plugins/cpu_families``), have none."""
 
 HEADINGS = ("family", "attention", "judges", "layouts", "drafts", "seen")
 
@@ -259,8 +271,15 @@ def usual_drafts(model: Any) -> str:
     return f"for {family.name}: {family.draft}"
 
 
-def instead_of(model: Any) -> str:
+def lacks_cpu(model: Any, device: str | None) -> bool:
+    """Whether the device is a CPU, and the ``ModelConfig`` one that no CPU serves."""
+    return device == "cpu" and not NOT_ON_CPU.isdisjoint(model.hf_config.architectures)
+
+
+def instead_of(model: Any, device: str | None) -> str:
     """What to do instead of serving a ``ModelConfig`` that is refused."""
+    if family_of(model).seen and lacks_cpu(model, device):
+        return "start it on a GPU, or use a model with full attention"
     how = family_of(model).instead or "without --speculative-algorithm PARSE"
     return f"use a model that `sglang-parse models` lists as seen, or this one {how}"
 
@@ -307,8 +326,8 @@ def _may_have_pools(model: Any) -> bool:
     return is_hybrid_swa_model(model.hf_config.architectures, model.hf_text_config)
 
 
-def refusal(model: Any, *, is_draft: bool) -> str:
-    """Describes why a ``ModelConfig`` is refused; "" if it is served."""
+def refusal(model: Any, device: str | None, *, is_draft: bool) -> str:
+    """Describes why a ``ModelConfig`` is refused on a device; "" if it is served."""
     family = family_of(model)
     name = model.hf_config.architectures[0]
     known = f"{name} ({family.name})" if name in family.architectures else name
@@ -318,5 +337,5 @@ def refusal(model: Any, *, is_draft: bool) -> str:
         return f"{found}, whose state would have to follow what is kept of each draft ({fix})"
     # A draft's rows are causal, and its KV is in one pool (the patch ``draft_models``).
     if family.seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
-        return ""
+        return f"{found}, which SGLang runs on GPUs" if lacks_cpu(model, device) else ""
     return f"{found}, {_why(family)}"
