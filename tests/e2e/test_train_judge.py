@@ -122,15 +122,6 @@ def test_labeled_drafts_of_a_file(
     assert "serve with it" in capsys.readouterr().out
 
 
-def test_the_targets_answers_as_labels(states: Client, tmp_path: Path):
-    flags = ("--labels", "target", "--requests", "24")
-    assert train_judge(states, tmp_path, *write_task(tmp_path, 24), *flags) == 0
-    found = json.loads((tmp_path / "judge.json").read_text())
-    assert found["num_drafts"] >= 22
-    assert found["num_wrong_drafts"] >= 8
-    assert found["auroc"]["value"] > 0.7
-
-
 def test_a_server_without_hidden_states_is_refused(semantic: Client, tmp_path: Path, capsys: Any):
     assert train_judge(semantic, tmp_path, "--requests", "10") == 1
     printed = " ".join("".join(capsys.readouterr()).split())
