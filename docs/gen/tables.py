@@ -88,7 +88,6 @@ TRAIN_JUDGE_KEYS = {
     "only complete drafts have labels, then AUROC",
     "question": "the same figures of the question; null where none was asked",
     "logprob": "the same figures of `--parse-judge likelihood`",
-    "smallest_logprob": "the same figures of the smallest log-probability so far",
     "conditions": "date, machine, versions, server, data and settings of the run",
 }
 

@@ -133,7 +133,7 @@ def test_scores_that_are_lower_where_drafts_are_right_are_nothing_to_serve():
 def test_a_head_that_is_no_better_than_the_likelihood_is_said_to_be():
     data, _ = make_drafts(120, signal=0.0, likely=True)
     report = JudgeReport.of(data, train(data, MAX_ROWS))
-    assert "smallest_logprob" in report.unbeaten
+    assert report.unbeaten == ["logprob"]
     assert "NOT clearly better" in summary(report)[0]
 
 
@@ -182,15 +182,6 @@ def test_auroc_within_prompts_ignores_prompts_of_one_kind():
     figures = Bootstrap(drafts).figures([[0.1], [0.2], [0.9], [0.0]])
     assert figures.auroc_within_prompt.value == 0.0
     assert figures.auroc.value == 0.75
-
-
-def test_refused_at_kept():
-    drafts = drafts_of(*[[True]] * 10, *[[False]] * 4)
-    scores = [[n / 10] for n in range(1, 11)] + [[0.05], [0.15], [0.25], [0.95]]
-    refused = Bootstrap(drafts).figures(scores).refused_at_kept
-    # Nine of ten right ones are kept at 0.2, all of them at 0.1.
-    assert refused["90"].value == 0.5
-    assert refused["95"].value == refused["99"].value == 0.25
 
 
 def test_kept_at_risk_is_that_of_first_reject():
