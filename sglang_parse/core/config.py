@@ -94,12 +94,11 @@ class ParseConfig(BaseModel):
     strict: str = Field(
         AUTO,
         description="Classes of tokens that must be the target's own choice, whatever their "
-        f"verdict: {', '.join(CLASSES)} or several, with commas between them. A draft is accepted "
+        f"verdict: {', '.join(CLASSES)} or both, with a comma between them. A draft is accepted "
         "at most up to the first token that differs from the target's choice where either has a "
-        "digit or numeral of any script ('numbers'), a sign such as + or = ('operators'), or is in "
-        "a fenced block of code ('code'). A request that samples draws the target's choice. "
-        "'none': the verdict decides alone. 'auto': numbers and code beside the likelihood, else "
-        "none.",
+        "digit or numeral of any script ('numbers'), or is in a fenced block of code ('code'). A "
+        "request that samples draws the target's choice. 'none': the verdict decides alone. "
+        "'auto': numbers and code beside the likelihood, else none.",
         json_schema_extra={"metavar": "CLASSES"},
     )
     judge: str = Field(AUTO, json_schema_extra={"metavar": "JUDGE"})
@@ -110,10 +109,9 @@ class ParseConfig(BaseModel):
     hidden_layers: str = Field("", json_schema_extra={"metavar": "LAYERS"})
     """Decoder layers of the target whose outputs traces may contain, such as '8,12', for
     ``sglang-parse train-judge``. At most 3."""
-    selection: Literal["first-reject", "longest", "answer-first"] = "first-reject"
+    selection: Literal["first-reject", "answer-first"] = "first-reject"
     """Which prefix is accepted. 'first-reject': the longest before the first rejected one.
-    'longest': the longest accepted one. 'answer-first': all of a finished draft if its last
-    verdict accepts, else as 'first-reject'."""
+    'answer-first': all of a finished draft if its last verdict accepts, else as 'first-reject'."""
     verification: Literal["semantic", "token"] = "semantic"
     """'semantic' asks the target a question per prefix; 'token' accepts draft tokens that equal the
     target's choices (exact)."""
@@ -132,9 +130,6 @@ class ParseConfig(BaseModel):
     """Maximum slowdown of plain requests while others draft, relative to plain decoding at the same
     load: drafting pauses until time above it is compensated. 0: no bound. Not applied with
     --parse-drafting always."""
-    max_draft_latency: float = Field(0.0, ge=0, le=3600)
-    """Maximum seconds from the start of a draft to its output; limits the draft length. 0: no
-    bound. Not applied with --parse-drafting always."""
     policy_config: str = Field("", json_schema_extra={"metavar": "FILE"})
     """JSON file with constants of adaptive drafting that replace the built-in ones, by name (see
     ``core.policy.constants``)."""
@@ -154,10 +149,6 @@ class ParseConfig(BaseModel):
     """Number of earlier answers to keep, in 1 GiB at most, as drafts for similar requests with the
     same extra_key and cache_salt, 0 to 1000000. Requests without either share nothing, unless
     ':shared' follows the number: then they share among themselves."""
-    unproved_families: Literal["refuse", "serve"] = "refuse"
-    """Targets whose attention runs on GPUs only, and which PARSE was never seen to serve: DeepSeek
-    V3.2, GLM-5 and Llama 4. 'serve' starts them, without questions or a draft model; compare
-    greedy answers with the plain server's first."""
     default: Literal["on", "off"] = "on"
     """Whether requests use PARSE unless they set ``custom_params["parse"]["enabled"]``."""
     request_options: Literal["auto", "all", "safe", "none"] = "auto"

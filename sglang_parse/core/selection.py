@@ -14,10 +14,6 @@ def first_reject(accepted: Sequence[bool], _is_finished: bool) -> int:
     return accepted.index(False) if False in accepted else len(accepted) - 1
 
 
-def longest_accepted(accepted: Sequence[bool], _is_finished: bool) -> int | None:
-    return max((k for k, is_accepted in enumerate(accepted) if is_accepted), default=None)
-
-
 def answer_first(accepted: Sequence[bool], is_finished: bool) -> int:
     """Returns the verdict on the finished answer if it accepts, else ``first_reject``.
 
@@ -31,11 +27,7 @@ def answer_first(accepted: Sequence[bool], is_finished: bool) -> int:
     return first_reject(accepted, is_finished)
 
 
-SELECTIONS = {
-    "first-reject": first_reject,
-    "longest": longest_accepted,
-    "answer-first": answer_first,
-}
+SELECTIONS = {"first-reject": first_reject, "answer-first": answer_first}
 """Rules that return the index of the deciding verdict; called with at least one."""
 
 
@@ -70,9 +62,9 @@ def select(
     limit = math.inf if refused_at is None else refused_at
     pairs = zip(verdicts, prefix_ends, strict=True)
     accepted = [verdict >= threshold and end <= limit for verdict, end in pairs]  # False for NaN
-    decided_by = SELECTIONS[selection](accepted, is_finished) if accepted else None
-    if decided_by is None:
+    if not accepted:
         return 0, None
+    decided_by = SELECTIONS[selection](accepted, is_finished)
     num_accepted = decided_by + accepted[decided_by]
     accepted_len = prefix_ends[num_accepted - 1] if num_accepted else 0
     return accepted_len, decided_by

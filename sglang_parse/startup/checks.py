@@ -48,7 +48,6 @@ from sglang_parse.startup.models import (
 )
 from sglang_parse.startup.parallel import parallel_draft
 from sglang_parse.startup.questions import question_for
-from sglang_parse.startup.unproved import check_unproved
 from sglang_parse.telemetry.prometheus import with_parse_metrics
 
 logger = logging.getLogger(__name__)
@@ -222,7 +221,6 @@ def check_resolved(args: Any) -> None:
     config = ParseConfig.from_env()
     check_settings(args)
     target, draft = read_pair(args)
-    check_unproved(args, target, draft)
     pass_layout(args, config, target, parallel_draft(config, draft).size)
 
 

@@ -162,7 +162,6 @@ class Served:
         ("first-reject", True, 2, 1),
         ("answer-first", True, 6, 2),
         ("answer-first", False, 2, 1),  # no question was about the answer
-        ("longest", True, 6, 2),
     ],
 )
 def test_the_trace_says_which_question_decided(
@@ -188,7 +187,7 @@ def test_a_request_without_a_judge_is_compared_token_by_token():
     assert (record["judge"], record["verdicts"]) == (None, [])
 
 
-@pytest.mark.parametrize(("name", "refused"), [("numbers", 1), ("operators", 0)])
+@pytest.mark.parametrize(("name", "refused"), [("numbers", 1), ("code", 0)])
 def test_a_strict_token_ends_the_accepted_prefix(
     name: str, refused: int, monkeypatch: pytest.MonkeyPatch
 ):

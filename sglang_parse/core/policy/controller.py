@@ -135,7 +135,7 @@ class Controller:
 
     def _best(self, stats: KeyStats, num_drafting: int) -> tuple[float, int]:
         """Returns the expected speedup if so many requests draft, infinity before costs are known,
-        and the draft tokens with the most output per ms within the latency bound."""
+        and the draft tokens with the most output per ms."""
         limits, verify = self.limits, self._costs[Stage.VERIFY]
         token_ms, step_ms = self.blocks.per_token(num_drafting), self.ms(Stage.DECODE)
         if token_ms is None or verify.at(1) is None or not self.blocks.knows(num_drafting):
@@ -152,11 +152,10 @@ class Controller:
         wait_ms = 0.0
         if self.blocks.current.size > 1:  # drafts that are ready wait for the slowest one
             wait_ms = min(stats.round_ms - ms(stats.round_tokens), 2 * self.ms(Stage.VERIFY))
-        bound, best = limits.max_draft_latency_ms or math.inf, (0.0, 0)
+        best = (0.0, 0)
         for length in draft_lengths(limits.draft_tokens):
             num_drafted, num_output = stats.acceptance.expect(length)
-            if not best[1] or ms(num_drafted) <= bound:
-                best = max(best, ((1 + num_output) / (ms(num_drafted) + max(0.0, wait_ms)), length))
+            best = max(best, ((1 + num_output) / (ms(num_drafted) + max(0.0, wait_ms)), length))
         return best[0] * step_ms / self._tokens_per_step, best[1]
 
     def ms(self, stage: Stage, size: float = 0) -> float:
