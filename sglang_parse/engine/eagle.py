@@ -295,12 +295,8 @@ class EagleDecoder(EagleHead):
                 [req.parse_state.output_ids[-1] for req in reqs], batch.device, torch.int32
             ),
         )
-        self.worker.speculative_num_steps = self.num_run
-        try:
-            with self.forward_contexts():
-                return self._run_chains(view)
-        finally:
-            self.worker.speculative_num_steps = self.num_steps
+        with self.forward_contexts(), self.running_steps(self.num_run):
+            return self._run_chains(view)
 
     def _run_chains(self, view: ScheduleBatch) -> torch.Tensor:
         """[n, num_run] proposed tokens. Source: ``EagleDraftWorker.draft`` without its trees and

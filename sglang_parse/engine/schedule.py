@@ -211,7 +211,7 @@ def _take(batch: ScheduleBatch, req: Req, grant: KvGrant) -> None:
     frees = grant.action is Action.DECODE and (grant.cuts_draft or takes_proposal(req))
     state.take(grant.action, grant.lookahead_slots or 0, cuts_draft=grant.cuts_draft)
     if frees:
-        free_slots(batch, req, state.committed_len + 1)
+        free_slots(batch.tree_cache, req, state.committed_len + 1)
 
 
 def _allocate(batch: ScheduleBatch, grants: Sequence[KvGrant]) -> None:
@@ -235,17 +235,27 @@ def _allocate(batch: ScheduleBatch, grants: Sequence[KvGrant]) -> None:
     )
 
 
-def free_slots(batch: ScheduleBatch, req: Req, length: int) -> None:
+def free_slots(cache: Any, req: Req, length: int) -> None:
     """Frees the request's slots from ``length`` on: KV of rejected drafts and of questions.
 
     Question KV cannot outlive its pass, because nothing owns its slots. A page whose first slots
     are in use is retained.
+
+    Args:
+        cache: SGLang's prefix cache, of its ``batch``.
     """
     allocated = req.kv.kv_allocated_len
-    length = pages_up(length, batch.token_to_kv_pool_allocator.page_size)
-    if length >= allocated:
-        return
-    table = batch.req_to_token_pool.req_to_token
-    slots = table[req.kv.req_pool_idx, length:allocated].to(torch.int64)
-    batch.tree_cache.token_to_kv_pool_allocator.free_segment(slots, start_pos=length)
-    req.kv.kv_allocated_len = length
+    length = pages_up(length, cache.token_to_kv_pool_allocator.page_size)
+    if length < allocated:
+        cache.free_kv_row(req.kv, [(length, allocated)])
+        req.kv.kv_allocated_len = length
+
+
+def free_lookahead(cache: Any, req: Req) -> None:
+    """Frees what a request that ends or is retracted has ahead of its committed tokens.
+
+    To SGLang all tokens up to ``kv_allocated_len`` have KV then: a streaming session's next turn
+    starts behind them.
+    """
+    free_slots(cache, req, req.kv.kv_committed_len)
+    req.kv.kv_allocated_len = min(req.kv.kv_allocated_len, req.kv.kv_committed_len)

@@ -164,7 +164,7 @@ class Step:
             state = req.parse_state
             self.engine.committer.move_on(req, one)
             if one.tokens and state.action is Action.VERIFY:
-                free_slots(self.batch, req, state.committed_len + state.num_drafted)
+                free_slots(self.batch.tree_cache, req, state.committed_len + state.num_drafted)
 
     def _output(self, rounds: Sequence[Round]) -> None:
         engine, emitted, now = self.engine, [one.tokens for one in rounds], time.perf_counter()

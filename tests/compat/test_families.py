@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from sglang_parse import cli
+from sglang_parse.startup.states import MAX_RUNNING_REQUESTS
 from support.demo_pair import DEMO
 from support.families import ON_GPUS, TINY
 from support.launch import changed, launch
@@ -271,6 +272,32 @@ def test_settings_of_a_hybrid_target(hybrid: tuple[Path, Path]):
     args = resolved_view(launch(hybrid, *TOKEN, ask=False))
     assert args.mamba_radix_cache_strategy == "no_buffer"
     assert args.disable_overlap_schedule
+    assert args.max_running_requests == MAX_RUNNING_REQUESTS
+    given = resolved_view(launch(hybrid, *TOKEN, "--max-running-requests", "7", ask=False))
+    assert given.max_running_requests == 7
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-h", "lfm2"])
+@pytest.mark.parametrize("flags", [(), ("--disable-radix-cache",)])
+def test_hybrids_on_blackwell(name: str, flags: tuple, tmp_path: Path):
+    """SGLang chooses trtllm_mha and pages of 64 tokens there for any algorithm: no pages of one."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.runtime_context import override_platform
+
+    load_plugins()
+    from sglang.srt.server_args import prepare_server_args
+
+    target, _ = TINY[name].pair(tmp_path)
+    start = ["--model-path", str(target), "--device", "cuda", "--speculative-algorithm", "PARSE"]
+    with override_platform(is_cuda=True, is_blackwell=True, is_sm100=True):
+        args = prepare_server_args([*start, *TOKEN, *flags])
+        args.resolve_once()
+        view = resolved_view(args)
+        assert (view.attention_backend, view.page_size) == ("triton", 1)
+        other = prepare_server_args([*start, *TOKEN, *flags, "--attention-backend", "trtllm_mha"])
+        with pytest.raises(Exception, match="attention-backend is 'trtllm_mha'.*Fix: use triton"):
+            other.resolve_once()
 
 
 @pytest.mark.parametrize(
