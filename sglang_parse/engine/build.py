@@ -11,6 +11,7 @@ from sglang.srt.managers.tp_worker import TpModelWorker
 
 from sglang_parse.attention import registry
 from sglang_parse.attention.support import MASK, SUPPORT
+from sglang_parse.context import process_context
 from sglang_parse.core.block import BlockKind
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
@@ -45,7 +46,7 @@ from sglang_parse.engine.target import TargetModel
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
 from sglang_parse.startup.certificates import Certified, certified_server
-from sglang_parse.startup.models import tokenizer_of
+from sglang_parse.startup.models import num_ids, tokenizer_of
 from sglang_parse.startup.parallel import ParallelDraft, parallel_draft
 from sglang_parse.startup.questions import question_for
 from sglang_parse.telemetry.drift import DriftWatch
@@ -72,7 +73,8 @@ def build_engine(
     tokenizer = target_worker.tokenizer or tokenizer_of(args)  # None: --skip-tokenizer-init
     question = question_for(args, tokenizer, config)
     max_question_len = question.max_len if question else 0
-    draft, parallel = _draft_model(config, models, args.speculative_draft_model_path)
+    path = args.speculative_draft_model_path
+    draft, parallel = _draft_model(config, models, path, tokenizer)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     layout = _layout(args, config, target.runner.model_config, parallel.size)
     controller = _controller(config, args, max_question_len, parallel.kinds)
@@ -237,11 +239,18 @@ def _layout(server_args: Any, config: ParseConfig, target: Any, block_size: int)
 
 
 def _draft_model(
-    config: ParseConfig, models: tuple[Any, int, int, TpModelWorker], path: str | None
+    config: ParseConfig,
+    models: tuple[Any, int, int, TpModelWorker],
+    path: str | None,
+    tokenizer: Any,
 ) -> tuple[DraftModel | None, ParallelDraft]:
     if not path:
         return None, ParallelDraft()
+    context = process_context()
+    context.target_rows = models[3].model_runner.model_config.vocab_size
     draft = DraftModel(*models, config.draft_eagle3_path)
+    if context.draft_rows:
+        draft.keep_within(min(context.draft_rows, context.target_rows, num_ids(tokenizer)))
     parallel = parallel_draft(config, draft.draft_runner.model_config)
     draft.mask_id, draft.block_kinds = parallel.mask_id, parallel.kinds
     if parallel.size > 1:

@@ -277,9 +277,12 @@ def test_tokenizers(good: dict[str, Finding], tmp_path: Path):
 
 def test_vocabularies(good: dict[str, Finding], tmp_path: Path):
     assert good["vocabularies"].found == "384 tokens each"
-    draft = changed(DEMO / "draft", tmp_path / "draft", vocab_size=999)
+    draft = changed(DEMO / "draft", tmp_path / "padded", vocab_size=999)
     line = check(speculative_draft_model_path=draft)["vocabularies"]
-    assert (line.status, "999 tokens" in line.found) == (FAILS, True)
+    assert line.found == "target 384, draft 999 tokens; padding behind the tokenizer's 384"
+    draft = changed(DEMO / "draft", tmp_path / "draft", vocab_size=99)
+    line = check(speculative_draft_model_path=draft)["vocabularies"]
+    assert (line.status, "99 tokens" in line.found) == (FAILS, True)
 
 
 def test_context_lengths(good: dict[str, Finding], tmp_path: Path):

@@ -25,7 +25,7 @@ from support.published import (
     save_as_mistral,
     save_qwen_processor,
 )
-from support.random_pair import PairShape, make_pair
+from support.random_pair import PairShape, make_pair, resize
 from support.servers import plugin
 
 MOE = {"moe_intermediate_size": 48, "n_routed_experts": 4, "n_shared_experts": 1}
@@ -71,6 +71,7 @@ class Tiny:
         tokens: what its tokenizer has more than the question pair's, behind those.
         window: of transformers, where SGLang's is another.
         noise: of the draft; drafts are kept whole, in part and not at all.
+        padding: tokens of the target behind its tokenizer's, of which the draft has half.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Tiny:
     tokens: tuple[str, ...] = ()
     window: int | None = None
     noise: float = 0.01
+    padding: int = 0
 
     @property
     def model(self) -> str:
@@ -116,7 +118,12 @@ class Tiny:
         config = getattr(transformers, f"{self.config or self.name}Config")
         kind = (self._with_vision if self.vision else config, getattr(transformers, self.model))
         shape = PairShape(seed=5, noise=self.noise if noise is None else noise)
-        pair = make_pair(folder, shape, self.tokenizer(), kind=kind, **self.sizes)
+        tokenizer, sizes = self.tokenizer(), self.sizes
+        if self.padding:
+            sizes = sizes | {"vocab_size": len(tokenizer) + self.padding}
+        pair = make_pair(folder, shape, tokenizer, kind=kind, **sizes)
+        if self.padding:
+            resize(pair[1], len(tokenizer) + self.padding // 2)
         for model in pair:
             self._publish(model)
         return pair
@@ -161,7 +168,7 @@ TINY = {
         | {"topk_method": "greedy", "norm_topk_prob": False},
         UNFUSED,
     ),
-    "gemma-3": Tiny("Gemma3", GEMMA_3, config="Gemma3Text"),
+    "gemma-3": Tiny("Gemma3", GEMMA_3, config="Gemma3Text", padding=64),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
     "deepseek-v3": Tiny("DeepseekV3", DEEPSEEK_V3, UNFUSED),
     "kimi-k2.5": Tiny(
