@@ -33,7 +33,7 @@
 # --speculative-algorithm PARSE, --model-path, --port: as named.
 #
 # Leave out --enable-dp-attention, --moe-a2a-backend and --pp-size: PARSE refuses them.
-# The judge is the default one, the likelihood: questions are refused with latent attention.
+# Judges of this target, by docs/models.md: all. Here: likelihood.
 set -eu
 
 exec "${PYTHON:-python3}" -m sglang.launch_server \

@@ -28,7 +28,7 @@
 # --attention-backend triton   SGLang serves gpt-oss with triton, fa3, trtllm_mha and some others.
 # --speculative-algorithm PARSE, --speculative-draft-model-path, --model-path, --port: as named.
 #
-# The judge is the default one, the likelihood: questions are refused with sliding windows.
+# Judges of this target, by docs/models.md: likelihood, none. Here: likelihood.
 set -eu
 
 exec "${PYTHON:-python3}" -m sglang.launch_server \

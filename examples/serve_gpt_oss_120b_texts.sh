@@ -24,6 +24,8 @@
 # --parse-draft-tokens 256     Texts that fit are long.
 # --attention-backend triton   SGLang serves gpt-oss with triton, fa3, trtllm_mha and some others.
 # --speculative-algorithm PARSE, --model-path, --port: as named.
+#
+# Judges of this target, by docs/models.md: likelihood, none. Here: none.
 set -eu
 
 exec "${PYTHON:-python3}" -m sglang.launch_server \

@@ -31,7 +31,7 @@
 # --attention-backend triton   For the layers with full attention.
 # --speculative-algorithm PARSE, --model-path, --port: as named.
 #
-# The judge is the default one, the likelihood: questions are refused with linear attention.
+# Judges of this target, by docs/models.md: head, likelihood, none. Here: likelihood.
 set -eu
 
 exec "${PYTHON:-python3}" -m sglang.launch_server \

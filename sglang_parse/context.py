@@ -54,6 +54,7 @@ class SglangCalls(Protocol):
         ``note_allocated``                 patches/parse/draft_kv_marks.py
         ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
         ``forward_batch_generation``       ``engine.worker.ParseWorker``
+        latent attention of a pass         patches/parse/latent_passes.py
         logits of a pass                   patches/parse/pass_logits.py
         ``finish``, by the result's event  ``engine.overlap``
         stops                              patches/parse/stops.py
@@ -101,10 +102,14 @@ class Context:
     Attributes:
         counters: totals over its requests.
         pipeline: set by the worker; None in processes without one.
+        target_rows, draft_rows: tokens of the target's embedding, 0 until a draft model is loaded;
+            and of the draft model's checkpoint, 0 where they are as many.
     """
 
     counters: Counters = field(default_factory=Counters)
     pipeline: SglangCalls | None = None
+    target_rows: int = 0
+    draft_rows: int = 0
 
     def running_pipeline(self) -> SglangCalls:
         """Returns the pipeline; raises RuntimeError in a process without PARSE's worker."""

@@ -64,7 +64,7 @@ AFFECTED = {
     "patches/*": "requests malformed fallbacks stops streams aborts logprobs sampling predictions",
     "patches/parse/request_*.py": "extreme_numbers",
     "patches/parse/kv_by_phase.py": "sessions",
-    "patches/cpu/*": "stock_speculative eagle3_continuation lora families pools states",
+    "patches/cpu/*": "stock_speculative eagle3_continuation lora families",
     "patches/README.md": "",
     "examples/*": "documents demo_programs router predictions",
     "examples/real/*": "demo_real real_pair",
@@ -72,6 +72,7 @@ AFFECTED = {
     "docs/*": "documents",
     "README.md": "documents",
     "tests/support/*": STEP,
+    "tests/support/plugins/cpu_families/*": "families pools states disaggregation",
     "tests/soak/*": "soak",
 }
 

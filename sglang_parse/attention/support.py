@@ -89,6 +89,10 @@ SUPPORT = {
     ),
 }
 
+EXPANDING = ("trtllm_mla", "aiter", "fa4")
+"""Backends on which each pass over latent KV computes keys and values of its whole context (FA4:
+but on SM100)."""
+
 
 class BackendError(ValueError):
     """An attention backend that cannot run verify passes."""

@@ -6,15 +6,14 @@ number is often as likely as a synonym is.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from sglang_parse.core.markdown import CodeBlocks
 from sglang_parse.core.segment import HALF, MAX_HALVES
 from sglang_parse.core.setting import shown
 
 NONE, CODE = "none", "code"
-FENCES = ("```", "~~~")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +34,10 @@ def _is_number(text: str, _in_code: bool) -> bool:
     return any(map(str.isnumeric, text))
 
 
-def _is_operator(text: str, _in_code: bool) -> bool:
-    is_marker = text.startswith("<") and text.endswith(">") and any(map(str.isalpha, text))
-    return not is_marker and any(c in "-*/%^&" or unicodedata.category(c) == "Sm" for c in text)
-
-
 CLASSES = {
     "numbers": StrictClass("a number", _is_number),
-    "operators": StrictClass("an operator", _is_operator),
     CODE: StrictClass("code", lambda _text, in_code: in_code),
 }
-
-
-@dataclass(slots=True)
-class CodeBlocks:
-    """Whether an answer is in a fenced block of code, behind the tokens that have been read.
-
-    Attributes:
-        num_tokens: read so far.
-        is_open: a fence opened a block; what follows in its own line belongs to it.
-    """
-
-    num_tokens: int = 0
-    is_open: bool = False
-    _line_start: str = ""
-
-    def read(self, texts: Sequence[str]) -> None:
-        """Reads the texts of the tokens that follow."""
-        self.num_tokens += len(texts)
-        for text in texts:
-            for part in text.splitlines(keepends=True):
-                self._read_part(part)
-
-    def _read_part(self, part: str) -> None:
-        was_fence = self._line_start.startswith(FENCES)
-        self._line_start = (self._line_start + part).lstrip()[: len(FENCES[0])]
-        if self._line_start.startswith(FENCES) and not was_fence:
-            self.is_open = not self.is_open
-        if part.endswith("\n"):
-            self._line_start = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +54,7 @@ class Refusal:
 
 
 def parse_classes(value: object) -> tuple[str, ...]:
-    """Parses 'numbers,operators', a list of these names, or 'none'.
+    """Parses 'numbers,code', a list of these names, or 'none'.
 
     Raises:
         ValueError: the value is none of these.

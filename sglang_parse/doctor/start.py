@@ -152,7 +152,7 @@ class Start:
     def models(self) -> str:
         pair = models.read_pair(self.args)
         for check in models.PAIR_CHECKS if pair[1] else models.TARGET_CHECKS:
-            if check not in (models.check_vocabularies, models.check_contexts):  # have their lines
+            if check is not models.check_contexts:  # has its line
                 check(self.args, *pair)
         kinds = [
             f"{m.hf_config.architectures[0]}, {m.num_hidden_layers} layers" if m else "none"
@@ -196,8 +196,12 @@ class Start:
         return f"the same {len(tokenizer.get_vocab()):,} entries"
 
     def vocabularies(self) -> str:
-        models.check_vocabularies(self.args, self.pair[0], self.draft)
-        return f"{self.pair[0].vocab_size:,} tokens each"
+        target, draft = self.pair[0], self.draft
+        models.check_vocabularies(self.args, target, draft, self.tokenizer)
+        if draft.vocab_size == target.vocab_size:
+            return f"{target.vocab_size:,} tokens each"
+        sizes = f"target {target.vocab_size:,}, draft {draft.vocab_size:,} tokens"
+        return f"{sizes}; padding behind the tokenizer's {models.num_ids(self.tokenizer):,}"
 
     def context_lengths(self) -> str:
         target, draft = self.pair[0], self.draft

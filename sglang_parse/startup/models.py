@@ -68,6 +68,7 @@ def check_models(args: Any, tokenizer: Any) -> tuple[Any, Any]:
         check(args, target, draft)
     if draft:
         check_tokenizers(args, tokenizer)
+        check_vocabularies(args, target, draft, tokenizer)
     return target, draft
 
 
@@ -82,11 +83,18 @@ def read_pair(args: Any) -> tuple[Any, Any]:
     return target, _draft_config(args) if draft_path else None
 
 
-def check_vocabularies(args: Any, target: Any, draft: Any) -> None:
-    found, wanted = draft.vocab_size, target.vocab_size
-    path, why = args.speculative_draft_model_path, f"{found} tokens, the target has {wanted}"
-    fix = f"use a draft model with the target's vocabulary ({usual_drafts(target)})"
-    require(found == wanted, DRAFT, path, fix, why=why)
+def check_vocabularies(args: Any, target: Any, draft: Any, tokenizer: Any) -> None:
+    """Raises AdmissionError if the draft model's embedding lacks tokens of the tokenizer; what it
+    has behind them is padding, as what the target has."""
+    found, wanted = draft.vocab_size, min(target.vocab_size, num_ids(tokenizer))
+    path, why = args.speculative_draft_model_path, f"{found} tokens, its tokenizer has {wanted}"
+    fix = f"use a draft model that was made with its tokenizer ({usual_drafts(target)})"
+    require(found >= wanted, DRAFT, path, fix, why=why)
+
+
+def num_ids(tokenizer: Any) -> int:
+    """Returns the number of a tokenizer's ids; those from there on are padding of embeddings."""
+    return 1 + max(tokenizer.get_vocab().values())
 
 
 def check_heads(args: Any, _target: Any, model: Any, name: str = "draft model") -> None:
@@ -105,10 +113,9 @@ def check_contexts(args: Any, target: Any, draft: Any) -> None:
 
 def check_attention(args: Any, target: Any, draft: Any) -> None:
     """Raises AdmissionError for a model whose attention PARSE does not serve."""
-    unproved = ParseConfig.from_env().unproved_families == "serve"
-    if why := refusal(target, is_draft=False, unproved=unproved):
-        refuse(TARGET, args.model_path, instead_of(target), why=why)
-    if draft is not None and (why := refusal(draft, is_draft=True)):
+    if why := refusal(target, args.device, is_draft=False):
+        refuse(TARGET, args.model_path, instead_of(target, args.device), why=why)
+    if draft is not None and (why := refusal(draft, args.device, is_draft=True)):
         fix = f"use it on another server, by {flag('draft_url')}, or another draft model here"
         path = args.speculative_draft_model_path
         refuse(DRAFT, path, f"{fix} ({usual_drafts(target)})", why=why)
@@ -137,7 +144,7 @@ def check_weights(args: Any, _target: Any, _draft: Any) -> None:
 
 
 TARGET_CHECKS = (check_attention, check_generation)
-PAIR_CHECKS = (*TARGET_CHECKS, check_vocabularies, check_heads, check_contexts, check_weights)
+PAIR_CHECKS = (*TARGET_CHECKS, check_heads, check_contexts, check_weights)
 """(server's settings, target, draft) -> None; each raises AdmissionError."""
 
 

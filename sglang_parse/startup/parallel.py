@@ -76,7 +76,8 @@ def parallel_draft(config: ParseConfig, draft: Any, target: Any = None) -> Paral
         keys = " or ".join(MASK_TOKEN_KEYS)
         fix = f"use 1, or a draft trained to fill mask tokens: its config.json has {keys}"
         refuse(setting, config.draft_parallel_tokens, fix)
-    fix = f"give the id of one of its {draft.vocab_size} tokens, or use {setting} 1"
-    is_token = type(mask_id) is int and mask_id in range(draft.vocab_size)
+    num_tokens = min(model.vocab_size for model in (draft, target) if model is not None)
+    fix = f"give the id of one of its {num_tokens} tokens, or use {setting} 1"
+    is_token = type(mask_id) is int and mask_id in range(num_tokens)
     require(is_token, f"{key} in the draft's config.json", mask_id, fix)
     return ParallelDraft(size or USUAL_BLOCK, mask_id, allow_one_token=size is None)

@@ -179,9 +179,10 @@ class Trial:
                 rows = 1 + one["drafted_tokens"] / one["rounds"]
                 passes.append((rows, one["verify_ms"] / one["rounds"]))
         busy_ms = self.parse.per_token("draft_ms") + self.parse.per_token("verify_ms")
+        drafted = self.parse if self.rounds else self.drafts
         return TrialCosts(
             1e3 / self.plain.tokens_per_s,
-            self.parse.per_request("draft_ms") / self.parse.per_request("drafted_tokens"),
+            drafted.per_request("draft_ms") / drafted.per_request("drafted_tokens"),
             *fit_pass(passes),
             max(0.0, parse_ms - busy_ms),
         )
@@ -195,8 +196,10 @@ class Trial:
         return plain / tokens[1] / (ours / tokens[0])
 
     @property
-    def per_round(self) -> PerRound:
-        """Measured."""
+    def per_round(self) -> PerRound | None:
+        """Measured; None if no answer had a round, as one of a single token has none."""
+        if not self.rounds:
+            return None
         tokens = [one["accepted_len"] + len(one["bonus_token_ids"]) for one in self.rounds]
         return PerRound(fmean(tokens), fmean(len(one["draft_token_ids"]) for one in self.rounds))
 
@@ -213,7 +216,10 @@ class Trial:
     @cached_property
     def predicted(self) -> PerRound | None:
         """Of the judge that is served, at the draft lengths that the server chose; None for a
-        question or a trained head, whose verdicts on single tokens are not known."""
+        question or a trained head, whose verdicts on single tokens are not known, and where there
+        were no rounds."""
+        if not self.rounds:
+            return None
         judge, threshold = self.rounds[0]["judge"], self.rounds[0]["threshold"]
         if judge not in (None, LIKELIHOOD):
             return None

@@ -13,7 +13,7 @@ from sglang_parse.client.statistics import rounded
 from sglang_parse.client.targets import Models, algorithm_flags, command_of, server_specs
 from sglang_parse.client.targets import parse_settings as flags_for
 from sglang_parse.core.judge import LIKELIHOOD
-from sglang_parse.trial.forecast import LENGTHS, THRESHOLDS, Forecast, Trial, advised
+from sglang_parse.trial.forecast import LENGTHS, THRESHOLDS, Forecast, PerRound, Trial, advised
 
 NOTE = (
     "Speedup over plain decoding, one request at a time, * at the best length; output tokens per "
@@ -42,11 +42,11 @@ def sections(trial: Trial, models: Models, warnings: Sequence[str], facts: Any) 
 
 def content(trial: Trial, facts: Any) -> dict[str, Any]:
     """``results.json`` as plain data."""
-    best, predicted = advised(trial.forecasts), trial.predicted
+    best, measured, predicted = advised(trial.forecasts), trial.per_round, trial.predicted
     found = {
         "conditions": facts,
         "costs": asdict(trial.costs),
-        "measured": {"speedup": trial.speedup, **asdict(trial.per_round)},
+        "measured": {"speedup": trial.speedup, **(asdict(measured) if measured else {})},
         "predicted": predicted and {"speedup": trial.costs.speedup(predicted), **asdict(predicted)},
         "forecasts": [asdict(one) for one in trial.forecasts],
         "advised": best and [*flags_of(best)],
@@ -56,12 +56,28 @@ def content(trial: Trial, facts: Any) -> dict[str, Any]:
 
 def said(trial: Trial, models: Models) -> Iterator[str]:
     """What the pair gains, why not more, and what to set."""
-    costs, found, parse = trial.costs, trial.per_round, trial.parse
+    gain = f"Measured as it is served: {trial.speedup:.2f}x plain decoding"
+    if trial.per_round is None:
+        yield f"{gain}, in answers without a round of drafting: ask for longer ones."
+    else:
+        yield from _rounds_said(trial, trial.per_round, gain)
+    best = advised(trial.forecasts)
+    if best is None:
+        yield NONE_PAYS
+        return
+    exact, flags = "exact" if best.threshold is None else "not exact", flags_of(best)
+    yield f"Set {shlex.join(flags)}: {best.speedups[best.best]:.2f}x predicted, {exact}."
+    if models.target:
+        (plain,) = server_specs(models, [PLAIN])
+        parse_flags = (*algorithm_flags(PARSE, models.draft), *flags)
+        yield command_of(replace(plain, flags=(*plain.flags, *parse_flags)))
+
+
+def _rounds_said(trial: Trial, found: PerRound, gain: str) -> Iterator[str]:
+    """What was measured of rounds, behind what they gain."""
+    costs, parse = trial.costs, trial.parse
     ms, step = 1e3 / parse.tokens_per_s, costs.plain_ms
-    gain = (
-        f"Measured as it is served: {trial.speedup:.2f}x plain decoding, "
-        f"{found.tokens:.1f} tokens per round; "
-    )
+    gain = f"{gain}, {found.tokens:.1f} tokens per round; "
     if trial.predicted is None:
         yield f"{gain}not predicted, because its judge's verdicts on single tokens are not known."
     else:
@@ -77,16 +93,6 @@ def said(trial: Trial, models: Models) -> Iterator[str]:
     )
     lost = max(0.0, 1 - (found.tokens - 1) / found.drafted)
     yield f"{lost:.0%} of the draft tokens are refused, or behind a refused one."
-    best = advised(trial.forecasts)
-    if best is None:
-        yield NONE_PAYS
-        return
-    exact, flags = "exact" if best.threshold is None else "not exact", flags_of(best)
-    yield f"Set {shlex.join(flags)}: {best.speedups[best.best]:.2f}x predicted, {exact}."
-    if models.target:
-        (plain,) = server_specs(models, [PLAIN])
-        parse_flags = (*algorithm_flags(PARSE, models.draft), *flags)
-        yield command_of(replace(plain, flags=(*plain.flags, *parse_flags)))
 
 
 def flags_of(one: Forecast) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
+from support.families import TINY
 from support.launch import launch
 from support.random_pair import PairShape, make_pair
 
@@ -132,3 +133,95 @@ def test_any_attention_backend_where_no_question_is_asked(
     view = resolved_view(args)
     chosen, _ = pass_layout(view, ParseConfig.from_env(), read_pair(view)[0], 1)
     assert chosen == layout
+
+
+LONG = 131_072
+"""Tokens before a pass: above the 8,192 from which SGLang expands their latent KV."""
+
+
+def expanded(rows: int, backend: str, *, is_pass: bool) -> int:
+    """Latent entries whose keys and values a layer computes in a forward of so many rows."""
+    from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
+
+    from sglang_parse.attention.spec_input import ParseVerifyInput, forward_mode_of
+
+    part = RequestLayout(prefix_len=LONG, num_draft_rows=rows)
+    layout = VerifyLayout.of([part])
+    given = ParseVerifyInput(layout=layout, custom_mask=None, select_index=torch.tensor([0]))
+    batch = SimpleNamespace(
+        forward_mode=forward_mode_of(layout),
+        extend_prefix_lens_cpu=[LONG],
+        seq_lens_cpu=[part.kv_len],
+        spec_info=given if is_pass else None,
+        attn_cp_metadata=None,
+        get_max_chunk_capacity=lambda: 131_072,
+    )
+    layer = SimpleNamespace(
+        flashinfer_mla_disable_ragged=False,
+        qk_rope_head_dim=64,
+        chunked_prefix_cache_threshold=8192,
+        disable_chunked_prefix_cache=False,
+        kv_cache_dtype="auto",
+    )
+    method = handlers.AttentionBackendRegistry.get_handler(backend)(layer, batch)
+    return part.kv_len if method.name.startswith("MHA") else 0
+
+
+def test_passes_over_latent_kv_do_not_expand_it(monkeypatch: pytest.MonkeyPatch):
+    """On every backend that SGLang chooses a way of latent attention for, but those that the start
+    names; a prefill's chunk still does where SGLang wants it."""
+    from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
+    from sglang.srt.plugins import load_plugins
+
+    from sglang_parse.attention.support import EXPANDING
+
+    load_plugins()
+    others = {"ascend", "dsa", "nsa", "torch_native"}  # NPUs, sparse attention, the CPU's
+    names = handlers.AttentionBackendRegistry._handlers.keys() - others
+    assert {*EXPANDING} < names
+    deterministic = SimpleNamespace(enable_deterministic_inference=False)
+    for name, value in (
+        ("get_exec", SimpleNamespace(deterministic=deterministic)),
+        ("get_platform", SimpleNamespace(is_sm100_or_sm110=False)),
+        ("get_parallel", SimpleNamespace(dcp_enabled=False)),
+        ("is_cp_active", False),
+    ):
+        monkeypatch.setattr(handlers, name, lambda *_, value=value: value)
+    for name in names:
+        assert bool(expanded(100, name, is_pass=True)) is (name in EXPANDING), name
+        assert bool(expanded(4096, name, is_pass=False)) is (name != "triton"), name
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TINY["deepseek-v2"].pair(tmp_path_factory.mktemp("latent"))[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "fix"),
+    [
+        (("flashinfer",), ""),
+        (("fa4",), "Fix: use flashinfer"),
+        (("trtllm_mla",), "Fix: use flashinfer, or --disable-chunked-prefix-cache"),
+        (("trtllm_mla", "--disable-chunked-prefix-cache"), ""),
+    ],
+)
+def test_the_start_says_which_backend_expands(
+    latent: Path, flags: tuple[str, ...], fix: str, monkeypatch: pytest.MonkeyPatch
+):
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    from sglang_parse.startup import checks
+    from sglang_parse.startup.models import read_pair
+
+    shown: list[str] = []
+    view = resolved_view(launch((latent, None), "--parse-verification", "token", ask=False))
+    monkeypatch.setattr(checks.logger, "warning", lambda text, *words: shown.append(text % words))
+    args = SimpleNamespace(
+        attention_backend=flags[0],
+        prefill_attention_backend=None,
+        disable_chunked_prefix_cache=len(flags) > 1,
+    )
+    checks._warn_of_expansion(args, read_pair(view)[0])
+    assert len(shown) == bool(fix)
+    assert all(line.endswith(fix) for line in shown)

@@ -277,9 +277,12 @@ def test_tokenizers(good: dict[str, Finding], tmp_path: Path):
 
 def test_vocabularies(good: dict[str, Finding], tmp_path: Path):
     assert good["vocabularies"].found == "384 tokens each"
-    draft = changed(DEMO / "draft", tmp_path / "draft", vocab_size=999)
+    draft = changed(DEMO / "draft", tmp_path / "padded", vocab_size=999)
     line = check(speculative_draft_model_path=draft)["vocabularies"]
-    assert (line.status, "999 tokens" in line.found) == (FAILS, True)
+    assert line.found == "target 384, draft 999 tokens; padding behind the tokenizer's 384"
+    draft = changed(DEMO / "draft", tmp_path / "draft", vocab_size=99)
+    line = check(speculative_draft_model_path=draft)["vocabularies"]
+    assert (line.status, "99 tokens" in line.found) == (FAILS, True)
 
 
 def test_context_lengths(good: dict[str, Finding], tmp_path: Path):
@@ -451,7 +454,7 @@ def test_a_setting_that_loses_to_token_mode():
         "1.0 tokens per target forward; token mode: 5.0 with these drafts; "
         "one refusal in 9 tokens, 8.0 decode steps each",
     )
-    assert bad.fix.startswith("leave out --parse-on-reject and --parse-segment")
+    assert bad.fix.startswith("leave out --parse-segment")
     suspended = statuses(trace=[costly], skipped_drafts=8)["refusals"]  # not the refusal's
     assert "0.0 decode steps each" in suspended.found
 

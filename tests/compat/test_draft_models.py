@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,6 +74,32 @@ def test_every_family_that_startup_accepts_is_served_as_itself():
             assert layers.num_effective_layers >= model.num_hidden_layers > 1
     assert accepted > RENAMED | {"Qwen3ForCausalLM", "LlamaForCausalLM"}
     assert len(accepted) > 150
+
+
+@pytest.mark.parametrize("rows", [300, 384, 448])
+def test_a_draft_has_as_many_tokens_as_its_target(rows: int, monkeypatch: pytest.MonkeyPatch):
+    """Its checkpoint has 384: what is behind those of the target is left out, or are zeros."""
+    import torch
+
+    from sglang_parse import context
+    from sglang_parse.patches.parse.draft_models import _fit_rows
+
+    one = context.Context(target_rows=rows)
+    monkeypatch.setattr("sglang_parse.patches.parse.draft_models.process_context", lambda: one)
+    # SGLang caches what it reads of config.json, and other tests read it, too.
+    model = served(server(DEMO / "draft", vocab_size=384, marker=rows))
+    assert model.vocab_size == model.hf_text_config.vocab_size == rows
+    assert one.draft_rows == (384 if rows != 384 else 0)
+    weight, loaded = torch.randn(384, 8), []
+    embedding = SimpleNamespace(org_vocab_size=rows)
+    for size, param in ((rows, SimpleNamespace(output_dim=0)), (99, SimpleNamespace())):
+        embedding.org_vocab_size = size
+        _fit_rows(lambda *given: loaded.append(given[-1]), embedding, param, weight)
+    fitted, other = loaded
+    assert len(fitted) == rows
+    assert torch.equal(fitted[:384], weight[:rows])
+    assert not fitted[384:].any()
+    assert other is weight
 
 
 def test_an_mtp_head_of_sglangs_own_algorithms_stays_one(tmp_path: Path):

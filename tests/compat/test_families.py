@@ -11,7 +11,7 @@ from rich.console import Console
 from sglang_parse import cli
 from sglang_parse.startup.states import MAX_RUNNING_REQUESTS
 from support.demo_pair import DEMO
-from support.families import TINY
+from support.families import ON_GPUS, TINY
 from support.launch import changed, launch
 
 TOKEN = ("--parse-verification", "token")
@@ -32,13 +32,13 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_served_family_is_one_that_servers_of_tests_have():
     """Nobody writes that a family was seen which no test of ``test_families`` (e2e) serves."""
     from sglang_parse.attention.support import Attention
-    from sglang_parse.startup.families import FAMILIES, UNPROVED
+    from sglang_parse.startup.families import FAMILIES
 
     tested = {tiny.served_as or tiny.model for tiny in TINY.values()}
     served = {
         name
         for family in FAMILIES
-        if family.seen not in ("", UNPROVED) and family.attention is not Attention.FULL
+        if family.seen and family.attention is not Attention.FULL
         for name in family.architectures
     }
     assert served == tested
@@ -215,6 +215,40 @@ def test_locks_of_windows_are_not_released_by_iterations(pools: dict, monkeypatc
 def test_questions_with_two_pools(pools: dict):
     with pytest.raises(Exception, match="questions, .*target of sliding windows, two KV pools"):
         launch(pools["gpt-oss"], *TINY["gpt-oss"].flags)
+
+
+GPUS = "which SGLang runs on GPUs"
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "qwen3.5", "gemma-2", "gpt-oss", "exaone-4"])
+def test_a_cpu_without_the_tests_kernels(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What a user sees there, before anything is loaded; on a GPU the same models start."""
+    from sglang_parse.startup import families
+
+    target, draft = TINY[name].pair(tmp_path)
+    fix = "Fix: start it on a GPU, or use a model with full attention"
+    launch((target, None), *TOKEN, *TINY[name].flags, ask=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(families, "NOT_ON_CPU", ON_GPUS)
+        with pytest.raises(Exception, match=f"--model-path is .*{GPUS}. {fix}"):
+            launch((target, None), *TOKEN, *TINY[name].flags, ask=False)
+        if name != "qwen3.5":  # a hybrid is no draft anywhere
+            full = changed(DEMO / "target", tmp_path / "full")
+            with pytest.raises(Exception, match=f"draft-model-path is .*{GPUS}. Fix: use it on an"):
+                launch((full, draft), *TOKEN, ask=False)
+
+
+def test_every_patch_of_the_tests_kernels_is_in_force():
+    import cpu_families
+    from sglang.srt.plugins import load_plugins
+
+    from sglang_parse.startup.compat import check_symbols
+
+    load_plugins()
+    assert [one.name for one in cpu_families.PATCHES if not one.is_applied()] == []
+    check_symbols([symbol for one in cpu_families.PATCHES for symbol in one.symbols])
 
 
 def test_attention_in_chunks_is_refused(pools: dict, tmp_path: Path):

@@ -118,6 +118,18 @@ GEMMA3 = {
         **shape(5376, 62, 32, 21504),
     },
 }
+GEMMA3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 262144,
+    "max_position_embeddings": 32768,
+    "head_dim": 256,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+    **shape(1152, 26, 4, 6912, tie_word_embeddings=True),
+}
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
@@ -201,7 +213,7 @@ PAIRS: dict[str, tuple[str, dict, dict | None]] = {
     "serve_llama3_70b.sh": LLAMA3_PAIR,
     "serve_llama3_70b_eagle3.sh": LLAMA3_PAIR,
     "serve_qwen3_235b_30b.sh": ("qwen3-thinking", QWEN3_MOE, QWEN3_30B),
-    "serve_gemma3_27b.sh": ("gemma", GEMMA3, None),
+    "serve_gemma3_27b.sh": ("gemma", GEMMA3, GEMMA3_1B),
     "serve_gpt_oss_120b_texts.sh": ("chatml", GPT_OSS_120B, None),
     "serve_gpt_oss_120b.sh": ("chatml", GPT_OSS_120B, GPT_OSS_20B),
     "serve_deepseek_v3.sh": ("deepseek-r1", DEEPSEEK_V3, None),
@@ -298,6 +310,24 @@ def test_the_header_states_the_requirements(recipe: str):
     _, target, draft = PAIRS[recipe]
     for config in (HEAD,) if recipe.endswith("eagle3.sh") else filter(None, (target, draft)):
         assert f"{kv_kib(config)} KiB" in text
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_header_says_what_the_table_of_families_says(recipe: str, tmp_path: Path):
+    """Of judges, where the recipe asks no question; nothing else is said about them."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    from sglang_parse.startup.families import family_of
+
+    text, command = header(recipe), (EXAMPLES / recipe).read_text().partition("\nexec ")[2]
+    said = re.findall(r"Judges of this target, by docs/models.md: (.*)\. Here: (\w+)\.", text)
+    asks = "--parse-question" in command or recipe.endswith("eagle3.sh")
+    if not asks:
+        family = family_of(ModelConfig(write_models(tmp_path, recipe)["TARGET"]))
+        is_exact = "--parse-verification token" in command
+        assert said == [(family.judges, "none" if is_exact else "likelihood")]
+    assert "refused with" not in text
+    assert bool(said) is not asks
 
 
 def parse_like_the_launcher(argv: list[str]):

@@ -324,6 +324,8 @@ def test_revisions_of_models_on_a_hub(pair, monkeypatch: pytest.MonkeyPatch):
 
 GRANITE = {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 16}
 HYBRID, SPARSE = "linear attention or Mamba layers", "sparse attention"
+CHUNKS = "attention in chunks, which PARSE was not seen to serve: SGLang runs it on GPUs only"
+LLAMA4 = {"text_config": {"attention_chunk_size": 64}}
 EAGLE = "this one with SGLang's own --speculative-algorithm EAGLE, which drafts with its MTP layer"
 ONLY_TARGETS = (
     ("qwen3_next", "Qwen3NextForCausalLM", {"full_attention_interval": 4}, HYBRID),
@@ -340,6 +342,7 @@ REFUSED = (
     ("deepseek_v32", "DeepseekV32ForCausalLM", DSA, SPARSE),
     ("glm_moe_dsa", "GlmMoeDsaForCausalLM", DSA, SPARSE),
     ("deepseek_v4", "DeepseekV4ForCausalLM", V4, SPARSE),
+    ("llama4", "Llama4ForConditionalGeneration", LLAMA4, CHUNKS),
     ("longcat_flash", "LongcatFlashForCausalLM", LATENT, "latent attention"),
 )
 
@@ -376,10 +379,20 @@ def test_kv_sizing_after_capture(pair, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_other_vocabulary_size(pair, tmp_path: Path):
-    draft = changed(pair[1], tmp_path / "draft", vocab_size=999)
-    message = r"draft': 999 tokens, the target has 384.*vocabulary \(for Qwen3: Qwen3-0.6B"
+    """Behind the tokenizer's tokens there is padding: more or less of it is another size only."""
+    for place, (target, rows) in enumerate(((384, 999), (999, 384), (999, 500))):
+        padded = changed(pair[0], tmp_path / f"target-{place}", vocab_size=target)
+        launch((padded, changed(pair[1], tmp_path / f"draft-{place}", vocab_size=rows)))
+    draft = changed(pair[1], tmp_path / "draft", vocab_size=383)
+    message = r"draft': 383 tokens, its tokenizer has 384. Fix: use .*\(for Qwen3: Qwen3-0.6B"
     with pytest.raises(Exception, match=message):
         launch(pair, "--speculative-draft-model-path", str(draft))
+
+
+def test_a_mask_token_that_the_target_lacks(pair, tmp_path: Path):
+    draft = changed(pair[1], tmp_path / "draft", vocab_size=999, pard_token=384)
+    with pytest.raises(Exception, match="pard_token in .* is 384.* one of its 384 tokens"):
+        launch((pair[0], draft))
 
 
 def test_other_tokenizer(pair, tmp_path: Path):

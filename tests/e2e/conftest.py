@@ -20,7 +20,7 @@ from support.client import Client
 from support.demo_pair import DEMO
 from support.models import load_model
 from support.programs import forked
-from support.random_pair import PairShape, make_pair, parallel_draft
+from support.random_pair import PairShape, make_pair, parallel_draft, resize
 from support.servers import (
     AHEAD,
     ALWAYS,
@@ -67,8 +67,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def block_pair(
     pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """``pair`` with a draft that has a mask token."""
-    return pair[0], parallel_draft(pair[1], tmp_path_factory.mktemp("masks") / "draft")
+    """``pair`` with a draft that has a mask token, and tokens of padding behind the target's."""
+    draft = parallel_draft(pair[1], tmp_path_factory.mktemp("masks") / "draft")
+    return pair[0], resize(draft, 448)
 
 
 @pytest.fixture(scope="module")

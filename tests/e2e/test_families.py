@@ -25,7 +25,7 @@ from support.client import (
     parse_info,
     random_prompts,
 )
-from support.families import TINY, WINDOWED
+from support.families import TINY, WINDOWED, cpu_kernels
 from support.heads import (
     TOLERANCE,
     HeadShape,
@@ -81,7 +81,7 @@ def serve(
     def start(kind: str, name: str, *flags: str) -> Iterator[tuple[Client, Path]]:
         pair = pair_of(name)
         flags = parse_flags(pair, *flags, *SEED, *TINY[name].flags)
-        with plugin("given_dtype"):
+        with plugin("given_dtype"), cpu_kernels(name):
             for client in served(start_server, f"{kind}-{name}", *flags, **EXACT):
                 yield client, pair[0]
 
@@ -122,6 +122,44 @@ def test_token_mode(family: tuple[Client, Path], concurrency: int, count: int):
         assert_all_kinds_of_drafts(answers)
     if concurrency == 1:
         assert_chosen(load(target), prompts[0], answers[0]["output_ids"])
+
+
+PADDED = {
+    "none": {},
+    "forced": {"logit_bias": {"440": 3.0, "447": 3.0}},
+    "penalties": {"logit_bias": {"440": 3.0}, "repetition_penalty": 1.4, "frequency_penalty": 0.4},
+    "grammar": {"regex": "[a-z0-9 ]{12,40}"},
+    "sampled": {"temperature": 1.2, "sampling_seed": 5},
+}
+"""Cases of requests to a target whose padding it chooses now and then: ids from 416 on, which its
+draft model lacks, and from 384 on, which the tokenizer does."""
+
+
+@pytest.mark.parametrize("family", ["gemma-3"], indirect=True)
+def test_padded_vocabularies(family: tuple[Client, Path]):
+    """No draft has a token of padding; what the target outputs of it costs a draft, no more."""
+    client, _ = family
+    prompts = [[*prompt, 447, 400, 5] for prompt in random_prompts(2, 81)]
+    logged = {"return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [3, 445]}
+    outputs, drafts = [], []
+    for case in PADDED.values():
+        answers = [
+            client.generate_all(prompts, 2, **LIMIT | case, parse=options, top=logged)
+            for options in (PLAIN, TRACE)
+        ]
+        assert ids_of(answers[1]) == ids_of(answers[0])
+        for one, other in zip(*answers, strict=True):
+            for key in ("output_token_logprobs", "output_token_ids_logprobs"):
+                found, wanted = (np.array(a["meta_info"][key], dtype=object) for a in (other, one))
+                values = (found[..., 0].astype(float), wanted[..., 0].astype(float))
+                np.testing.assert_allclose(*values, atol=1e-3)
+            outputs += one["output_ids"]
+            drafts += [
+                t for record in parse_info(other)["trace"] for t in record["draft_token_ids"]
+            ]
+    assert max(outputs) >= 416
+    assert len(drafts) > 200
+    assert max(drafts) < 384
 
 
 def test_turns_hit_the_prefix_cache(family: tuple[Client, Path]):

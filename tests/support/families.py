@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 
+from sglang_parse.startup.families import NOT_ON_CPU
 from support.demo_pair import DEMO
 from support.models import load_model, load_tokenizer
 from support.published import (
@@ -23,7 +25,8 @@ from support.published import (
     save_as_mistral,
     save_qwen_processor,
 )
-from support.random_pair import PairShape, make_pair
+from support.random_pair import PairShape, make_pair, resize
+from support.servers import plugin
 
 MOE = {"moe_intermediate_size": 48, "n_routed_experts": 4, "n_shared_experts": 1}
 MOE |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
@@ -49,6 +52,8 @@ SPARSE |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
 LLAMA_3 = {"rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0}
 LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
 UNFUSED = ("--disable-shared-experts-fusion",)
+ON_GPUS = frozenset(NOT_ON_CPU)
+"""Before a plugin has taken them out."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Tiny:
         tokens: what its tokenizer has more than the question pair's, behind those.
         window: of transformers, where SGLang's is another.
         noise: of the draft; drafts are kept whole, in part and not at all.
+        padding: tokens of the target behind its tokenizer's, of which the draft has half.
     """
 
     name: str
@@ -79,6 +85,7 @@ class Tiny:
     tokens: tuple[str, ...] = ()
     window: int | None = None
     noise: float = 0.01
+    padding: int = 0
 
     @property
     def model(self) -> str:
@@ -111,7 +118,12 @@ class Tiny:
         config = getattr(transformers, f"{self.config or self.name}Config")
         kind = (self._with_vision if self.vision else config, getattr(transformers, self.model))
         shape = PairShape(seed=5, noise=self.noise if noise is None else noise)
-        pair = make_pair(folder, shape, self.tokenizer(), kind=kind, **self.sizes)
+        tokenizer, sizes = self.tokenizer(), self.sizes
+        if self.padding:
+            sizes = sizes | {"vocab_size": len(tokenizer) + self.padding}
+        pair = make_pair(folder, shape, tokenizer, kind=kind, **sizes)
+        if self.padding:
+            resize(pair[1], len(tokenizer) + self.padding // 2)
         for model in pair:
             self._publish(model)
         return pair
@@ -156,7 +168,7 @@ TINY = {
         | {"topk_method": "greedy", "norm_topk_prob": False},
         UNFUSED,
     ),
-    "gemma-3": Tiny("Gemma3", GEMMA_3, config="Gemma3Text"),
+    "gemma-3": Tiny("Gemma3", GEMMA_3, config="Gemma3Text", padding=64),
     "glm-4.7-flash": Tiny("Glm4MoeLite", LATENT, UNFUSED),
     "deepseek-v3": Tiny("DeepseekV3", DEEPSEEK_V3, UNFUSED),
     "kimi-k2.5": Tiny(
@@ -411,3 +423,11 @@ TINY["step-3.5"] = TinyStep(
 
 WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a", "exaone-4")
 """Those with sliding windows in one KV pool."""
+
+
+def cpu_kernels(name: str) -> AbstractContextManager[None]:
+    """Servers of a family that are started in this block have what it needs on a CPU; most need
+    nothing."""
+    tiny = TINY[name]
+    needs_some = (tiny.served_as or tiny.model) in ON_GPUS
+    return plugin("cpu_families") if needs_some else nullcontext()

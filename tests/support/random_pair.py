@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from support.demo_pair import DEMO
@@ -71,6 +72,21 @@ def make_pair(
         tokenizer.save_pretrained(folder / name)
         paths.append(folder / name)
     return paths[0], paths[1]
+
+
+def resize(model: Path, rows: int, scale: float = 4.0) -> Path:
+    """Gives a saved model an embedding of so many tokens, as publishers do who pad it. What is
+    behind its last token is random and, with this ``scale``, what it would often choose."""
+    torch.manual_seed(rows)
+    file, weights = model / "model.safetensors", load_file(model / "model.safetensors")
+    for name in sorted({"model.embed_tokens.weight", "lm_head.weight"} & weights.keys()):
+        found = weights[name]
+        more = torch.randn(max(0, rows - len(found)), found.shape[1]) * found.std() * scale
+        weights[name] = torch.cat((found[:rows], more.to(found.dtype)))
+    save_file(weights, file, {"format": "pt"})
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": rows}))
+    return model
 
 
 def parallel_draft(model: Path, folder: Path) -> Path:

@@ -274,6 +274,19 @@ def test_nothing_pays():
     assert content(slow, {})["advised"] is None
 
 
+def test_answers_without_a_round():
+    """The only timed answer is one token long; what judges would give is known all the same."""
+    found = replace(trial(), parse=run_of(answer(wall_ms=8.0, tokens=1)))
+    assert (found.per_round, found.predicted, found.costs.draft_ms) == (None, None, 1)
+    gain, advice, _ = said(found, models())
+    assert gain.endswith(
+        "2.50x plain decoding, in answers without a round of drafting: ask for longer ones."
+    )
+    assert advice.startswith("Set --parse-verification token")
+    shown = content(found, {})
+    assert (shown["measured"], shown["predicted"]) == ({"speedup": 2.5}, None)
+
+
 def test_results_are_plain_data():
     found = content(trial(), {"date": "today"})
     assert json.loads(json.dumps(found)) == found

@@ -25,7 +25,9 @@ from sglang_parse.engine.wide_graphs import WideInput
 
 
 class DraftHead(EagleHead):
-    """See ``EagleHead``."""
+    """See ``EagleHead``; ``last_id``: the last token that it may propose, if there are more."""
+
+    last_id: int | None = None
 
     @property
     def runner(self) -> Any:
@@ -104,6 +106,8 @@ class DraftHead(EagleHead):
         vocabulary."""
         tokens, own = output.next_token_logits.argmax(dim=-1), self.worker.hot_token_id
         tokens = tokens if own is None else own[tokens]
+        if self.last_id is not None:
+            tokens = tokens.clamp(max=self.last_id)
         return tokens.view_as(ids), output.hidden_states.unflatten(0, ids.shape)
 
     def _run(self, batch: ForwardBatch) -> LogitsProcessorOutput:

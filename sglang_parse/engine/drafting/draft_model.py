@@ -7,13 +7,15 @@ The draft model sees every token of the context at its true position.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.layers.moe.utils import draft_model_build_scope
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -21,6 +23,7 @@ from sglang.srt.speculative.base_spec_worker import EagleDraftWorkerBase
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
+from sglang_parse.context import process_context
 from sglang_parse.core.block import BlockKind, Masks
 from sglang_parse.device import on_device
 from sglang_parse.engine.drafting.batches import extend_batch, new_batch
@@ -31,6 +34,8 @@ from sglang_parse.engine.pass_graphs import PREFILL_WIDTHS, PassGraphs, capture
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS
+
+logger = logging.getLogger(__name__)
 
 PADDING_SLOT = 0
 """KV that SGLang writes there is never read (``ReqToTokenPool`` and its allocators)."""
@@ -132,6 +137,18 @@ class DraftModel(EagleDraftWorkerBase):
         self.mask_id = 0
         self._block_graphs: dict[BlockKind, BlockGraphs] = {}
         self._prefill_graphs: Sequence[PassGraphs] = ()
+
+    def keep_within(self, num_ids: int) -> None:
+        """Proposes no token from ``num_ids`` on: padding of embeddings, of which the target's has
+        other rows."""
+        for module in self.draft_runner.model.modules():
+            if isinstance(module, LogitsProcessor):
+                module.register_forward_hook(partial(_mask_from, num_ids))
+        if self.head is not None:
+            self.head.last_id = num_ids - 1
+        text = "PARSE: the draft model has %d tokens, the target %d: drafts have the first %d"
+        rows = process_context()
+        logger.info(text, rows.draft_rows, rows.target_rows, num_ids)
 
     def draft(self) -> None:
         """Abstract upstream; PARSE drafts by ``drafter.Drafter``."""
@@ -259,6 +276,11 @@ class DraftModel(EagleDraftWorkerBase):
         output = self.draft_runner.forward(forward_batch)
         self.replays = output.can_run_graph
         return output.logits_output
+
+
+def _mask_from(num_ids: int, _: Any, __: Any, output: LogitsProcessorOutput) -> None:
+    if output.next_token_logits is not None:
+        output.next_token_logits[:, num_ids:] = float("-inf")
 
 
 def _following(reqs: Sequence[Req], starts: Sequence[int], ends: Sequence[int]) -> list[int]:
