@@ -51,12 +51,14 @@ class SglangCalls(Protocol):
         ``take_prefilled``                 ``algorithm``, on a server that only decodes
         requests to remove early           patches/parse/whole_batches.py
         ``slots_required``, ``plan``       patches/parse/kv_by_phase.py
+        ``note_allocated``                 patches/parse/draft_kv_marks.py
         ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
         ``forward_batch_generation``       ``engine.worker.ParseWorker``
         latent attention of a pass         patches/parse/latent_passes.py
         logits of a pass                   patches/parse/pass_logits.py
         ``finish``, by the result's event  ``engine.overlap``
         stops                              patches/parse/stops.py
+        ``free_lookahead``, at the end     patches/parse/kv_by_phase.py
         which requests have news           patches/parse/empty_events.py
         ``meta_info`` of a response        patches/parse/meta_info.py
         metrics                            ``telemetry.prometheus.ParseMetricsCollector``
@@ -82,6 +84,12 @@ class SglangCalls(Protocol):
 
     def plan(self, batch: Any) -> None:
         """Plans the next iteration and allocates its KV slots."""
+
+    def note_allocated(self, allocator: Any, slots: Any) -> None:
+        """KV slots of ``allocator`` have a new owner."""
+
+    def free_lookahead(self, req: Any, cache: Any) -> None:
+        """Frees the slots without committed tokens of a request that SGLang is about to release."""
 
     def finish(self) -> None:
         """Waits for all iterations in flight and commits their results."""

@@ -62,7 +62,7 @@ AFFECTED = {
     "sglang_parse/explain/*": "doctor_and_explain explain_page documents",
     "patches/*": "requests malformed fallbacks stops streams aborts logprobs sampling predictions",
     "patches/parse/request_*.py": "extreme_numbers",
-    "patches/cpu/*": "stock_speculative eagle3_continuation lora families pools states",
+    "patches/cpu/*": "stock_speculative eagle3_continuation lora families",
     "patches/README.md": "",
     "examples/*": "documents demo_programs router predictions",
     "examples/real/*": "demo_real real_pair",
@@ -70,6 +70,7 @@ AFFECTED = {
     "docs/*": "documents",
     "README.md": "documents",
     "tests/support/*": STEP,
+    "tests/support/plugins/cpu_families/*": "families pools states disaggregation",
     "tests/soak/*": "soak",
 }
 

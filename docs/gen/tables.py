@@ -88,7 +88,6 @@ TRAIN_JUDGE_KEYS = {
     "only complete drafts have labels, then AUROC",
     "question": "the same figures of the question; null where none was asked",
     "logprob": "the same figures of `--parse-judge likelihood`",
-    "smallest_logprob": "the same figures of the smallest log-probability so far",
     "conditions": "date, machine, versions, server, data and settings of the run",
 }
 
@@ -273,11 +272,11 @@ def calibrate_keys() -> str:
         **CALIBRATE_KEYS,
         **under("results", "calibrate.figures.Calibration"),
         **under("results.separation", "client.statistics.Separation"),
-        **under("results.selections.<selection>", "calibrate.figures.AtThreshold"),
+        **under("results.thresholds", "calibrate.figures.AtThreshold"),
         **under("results.served", "calibrate.figures.ServedFigures"),
         **under("results.bins", "calibrate.figures.Bin"),
     }
-    lists = ("results.separation", "results.selections", "results.served", "results.bins")
+    lists = ("results.separation", "results.thresholds", "results.served", "results.bins")
     return table(("key", "meaning"), rows_of({k: t for k, t in texts.items() if k not in lists}))
 
 

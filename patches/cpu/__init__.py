@@ -5,25 +5,18 @@ from __future__ import annotations
 from sglang_parse.patches.base import Patch
 from sglang_parse.patches.cpu import (
     draft_steps_cpu,
-    experts_cpu,
-    gdn_cpu,
     gloo_cpu,
     guard_cpu,
     kv_copy_cpu,
     lora_cpu,
-    mamba_cpu,
-    mla_cpu,
     req_to_token_cpu,
     rotary_cpu,
-    softcap_cpu,
     tree_cpu,
     verify_sampling_cpu,
-    windows_cpu,
 )
 
 MODULES = (
-    *(draft_steps_cpu, experts_cpu, gdn_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu),
-    *(mamba_cpu, mla_cpu, req_to_token_cpu, rotary_cpu, softcap_cpu, tree_cpu),
-    *(verify_sampling_cpu, windows_cpu),
+    *(draft_steps_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu),
+    *(req_to_token_cpu, rotary_cpu, tree_cpu, verify_sampling_cpu),
 )
 PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)

@@ -9,6 +9,7 @@ from sglang_parse.patches.parse import (
     cli_flags,
     decode_graphs,
     decode_log,
+    draft_kv_marks,
     draft_kv_pool,
     draft_models,
     empty_events,
@@ -36,10 +37,10 @@ from sglang_parse.patches.parse import (
 )
 
 MODULES = (
-    *(arrivals, chat_messages, cli_flags, decode_graphs, decode_log, draft_kv_pool),
-    *(draft_models, empty_events, head_prefixes, kv_by_phase, latent_passes, lora_admitted),
-    *(memory_release, meta_info, ollama_streams, pass_logits, port, predictions),
-    *(request_bounds, request_options, sampling_mask, start_checks, start_errors),
-    *(state_pool, stops, streamed_text, tool_blocks, weight_updates, whole_batches),
+    *(arrivals, chat_messages, cli_flags, decode_graphs, decode_log, draft_kv_marks),
+    *(draft_kv_pool, draft_models, empty_events, head_prefixes, kv_by_phase, latent_passes),
+    *(lora_admitted, memory_release, meta_info, ollama_streams, pass_logits, port, predictions),
+    *(request_bounds, request_options, sampling_mask, start_checks, start_errors, state_pool),
+    *(stops, streamed_text, tool_blocks, weight_updates, whole_batches),
 )
 PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)

@@ -27,7 +27,7 @@ from scipy import special, stats
 from sglang_parse.client.records import BenchError
 from sglang_parse.client.statistics import Proportion, Separation, paired_difference, upper_bound
 from sglang_parse.core.certificate import TOKEN, Loss
-from sglang_parse.core.selection import SELECTIONS, select
+from sglang_parse.core.selection import select
 from sglang_parse.tasks.collect import GradedDraft
 
 NUM_BINS = 12
@@ -35,7 +35,7 @@ NUM_BINS = 12
 
 @dataclass(frozen=True, slots=True)
 class AtThreshold:
-    """One selection at one threshold, on the calibration set.
+    """A threshold on the calibration set.
 
     Attributes:
         threshold: smallest verdict that accepts.
@@ -105,8 +105,7 @@ class Calibration:
         served_threshold: the server's.
         errors_allowed: the most errors with which a threshold passes; -1 where none passes.
         separation: of the verdicts on complete first drafts.
-        selections: selection -> its thresholds, strictest first. All are about the same drafts,
-            and each selection is tested by itself.
+        thresholds: under the server's selection, strictest first.
         served: one per threshold that answered whole problems.
         bins: verified prefixes by verdict: is a verdict of 0.9 right nine times of ten?
     """
@@ -114,13 +113,13 @@ class Calibration:
     served_threshold: float
     errors_allowed: int
     separation: Separation
-    selections: dict[str, tuple[AtThreshold, ...]]
+    thresholds: tuple[AtThreshold, ...]
     served: tuple[ServedFigures, ...]
     bins: tuple[Bin, ...]
 
 
 def loosest_certified(rows: Sequence[AtThreshold]) -> AtThreshold | None:
-    """The certified threshold of a selection; the rows are strictest first."""
+    """The rows are strictest first."""
     return next((row for row in reversed(rows) if row.certified), None)
 
 
@@ -133,13 +132,17 @@ def error_len(draft: GradedDraft, loss: Loss) -> float:
 
 def accepted_len(draft: GradedDraft, selection: str, threshold: float) -> int:
     verdicts, ends = draft.verdicts, draft.prefix_ends
-    return select(verdicts, ends, threshold, selection, is_finished=draft.finished).accepted_len
+    return select(verdicts, ends, threshold, selection, is_finished=draft.finished)[0]
 
 
-def make_selections(
-    drafts: Sequence[GradedDraft], grid: Sequence[float], loss: Loss, levels: tuple[float, float]
-) -> dict[str, tuple[AtThreshold, ...]]:
-    """Tests every selection at every threshold of the grid; ``levels``: alpha and delta."""
+def make_thresholds(
+    drafts: Sequence[GradedDraft],
+    selection: str,
+    grid: Sequence[float],
+    loss: Loss,
+    levels: tuple[float, float],
+) -> tuple[AtThreshold, ...]:
+    """Tests every threshold of the grid; ``levels``: alpha and delta."""
     limits = np.array([error_len(draft, loss) for draft in drafts])
     ends = np.array([draft.prefix_ends[-1] for draft in drafts])
     bad = np.array([draft.is_answer_right is False for draft in drafts])
@@ -160,13 +163,10 @@ def make_selections(
             accept_ratio=float(accepted.sum() / sum(draft.num_drafted for draft in drafts)),
         )
 
-    found = {}
-    for selection in SELECTIONS:
-        # [thresholds, drafts]
-        accepted = np.array([[accepted_len(draft, selection, t) for draft in drafts] for t in grid])
-        tests = learn_then_test((accepted >= limits).sum(axis=1), total, *levels)
-        found[selection] = tuple(map(at, grid, accepted, *tests))
-    return found
+    # [thresholds, drafts]
+    accepted = np.array([[accepted_len(draft, selection, t) for draft in drafts] for t in grid])
+    tests = learn_then_test((accepted >= limits).sum(axis=1), total, *levels)
+    return tuple(map(at, grid, accepted, *tests))
 
 
 def separation(drafts: Sequence[GradedDraft], loss: Loss) -> Separation:

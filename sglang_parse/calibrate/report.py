@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +32,6 @@ GUARANTEE = (
     "and at every stricter one. Not covered: later rounds of an answer (the check by whole answers "
     "bounds those), other data, other models, other judges."
 )
-COLOURS = ("blue", "orange", "green")
 TICKS = (1e-5, 1e-4, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
 EVENTS = {
     "token": "have their first wrong token accepted",
@@ -59,16 +58,14 @@ def sections(
     figures: Calibration, certificate: Certificate, conditions: dict[str, Any]
 ) -> Sections:
     """Everything that a reader is told, by heading; on a terminal at most 80 characters wide."""
-    own, selections = certificate.fingerprint.selection, figures.selections
-    some = {name: chosen(figures, name) for name in selections}
     risk = "Filled: certified. Dashed: alpha. Bars: exact 95 % intervals."
     nested = "Prefixes of one draft are nested, so the bars understate the uncertainty."
     facts = certificate.model_dump(exclude={"fingerprint", "first_verdicts"})
     found: Sections = {
         "": [*summary(figures, certificate), Text(guarantee(certificate))],
         "Error rate by threshold": [Plot("risk", risk_plot(figures, certificate.alpha), risk)],
-        "Cost of a threshold": [threshold_grid(figures, {own: selections[own]}, ())],
-        "Selections": [threshold_grid(figures, some, (0, 1, 2, 3, 4, 6))],
+        "Cost of a threshold": [threshold_grid(figures, figures.thresholds, ())],
+        "Certified and served": [threshold_grid(figures, chosen(figures), (0, 1, 2, 3, 5))],
         "Whole answers": [served_grid(figures)],
         "Reliability of a verdict": [Plot("reliability", reliability_plot(figures), nested)],
         "Conditions": [Facts(facts | conditions | certificate.fingerprint.model_dump())],
@@ -87,7 +84,7 @@ def summary(figures: Calibration, certificate: Certificate) -> list[str]:
 
 
 def _certified(figures: Calibration, certificate: Certificate) -> str:
-    rows = figures.selections[certificate.fingerprint.selection]
+    rows = figures.thresholds
     levels = f"alpha {100 * certificate.alpha:g} %, delta {100 * certificate.delta:g} %"
     if row := loosest_certified(rows):
         return f"Threshold {row.threshold:g} is certified ({levels}): {_fares(row, certificate)}."
@@ -101,8 +98,7 @@ def _certified(figures: Calibration, certificate: Certificate) -> str:
 
 
 def _served(figures: Calibration, certificate: Certificate) -> str:
-    rows = figures.selections[certificate.fingerprint.selection]
-    (row,) = (row for row in rows if row.threshold == figures.served_threshold)
+    (row,) = (row for row in figures.thresholds if row.threshold == figures.served_threshold)
     verdict = "is certified, too" if row.certified else "is NOT certified"
     return f"The server's threshold {row.threshold:g} {verdict}: {_fares(row, certificate)}."
 
@@ -139,37 +135,33 @@ def _separation(figures: Calibration) -> str:
 # -- tables and plots ---------------------------------------------------------------------
 
 
-def chosen(figures: Calibration, selection: str) -> list[AtThreshold]:
-    """A selection at the thresholds that matter: the served ones, and its certified one."""
-    rows = figures.selections[selection]
-    served = {figures.served_threshold, *(one.threshold for one in figures.served)}
-    return [row for row in rows if row.threshold in served or row is loosest_certified(rows)]
+def chosen(figures: Calibration) -> list[AtThreshold]:
+    """The thresholds that matter: the served ones and the certified one."""
+    wanted, best = {one.threshold for one in figures.served}, loosest_certified(figures.thresholds)
+    wanted |= {figures.served_threshold, best.threshold if best else figures.served_threshold}
+    return [row for row in figures.thresholds if row.threshold in wanted]
 
 
-def threshold_grid(
-    figures: Calibration, selections: Mapping[str, Sequence[AtThreshold]], shown: Sequence[int]
-) -> Grid:
-    def threshold(_: str, row: AtThreshold) -> Cell:
+def threshold_grid(figures: Calibration, rows: Sequence[AtThreshold], shown: Sequence[int]) -> Grid:
+    def threshold(row: AtThreshold) -> Cell:
         is_served = row.threshold == figures.served_threshold
         return f"{row.threshold:.6g}", "the server's" if is_served else ""
 
     columns: Columns = {
-        "": lambda selection, _: selection,
         "threshold": threshold,
-        "certified": lambda _, row: "yes" if row.certified else "no",
-        "accepted": lambda _, row: f"{row.accept_ratio:.1%}",
-        "error rate": lambda _, row: _rate(row.error_rate, "drafts"),
-        "false accepts": lambda _, row: _rate(row.false_accepts, "wrong"),
-        "false rejects": lambda _, row: _rate(row.false_rejects, "right"),
-        "wrong answers": lambda _, row: _rate(row.wrong_answers, "drafts"),
+        "certified": lambda row: "yes" if row.certified else "no",
+        "accepted": lambda row: f"{row.accept_ratio:.1%}",
+        "error rate": lambda row: _rate(row.error_rate, "drafts"),
+        "false accepts": lambda row: _rate(row.false_accepts, "wrong"),
+        "false rejects": lambda row: _rate(row.false_rejects, "right"),
+        "wrong answers": lambda row: _rate(row.wrong_answers, "drafts"),
     }
     note = (
         "Accepted: of the drafted tokens. False accepts: drafts with an accepted error, of those "
         "with an error. False rejects: drafts without one that are not accepted whole. Wrong "
         "answers: drafts accepted whole with a wrong answer."
     )
-    rows = [(name, row) for name, found in selections.items() for row in found]
-    return Grid.of(rows, columns, note, shown)
+    return Grid.of([(row,) for row in rows], columns, note, shown)
 
 
 def served_grid(figures: Calibration) -> Grid:
@@ -212,11 +204,7 @@ def _make_plot(values: Sequence[float], x_title: str, y_title: str) -> go.Figure
 
 
 def _add(
-    plot: go.Figure,
-    name: str,
-    colour: str,
-    points: Sequence[tuple[float, Proportion]],
-    **words: Any,
+    plot: go.Figure, name: str, points: Sequence[tuple[float, Proportion]], **words: Any
 ) -> None:
     """Adds proportions over verdicts or thresholds, with their intervals."""
     bars = [(100 * one.low, 100 * one.ratio, 100 * one.high) for _, one in points]
@@ -225,21 +213,19 @@ def _add(
         x=[_logit(value) for value, _ in points],
         y=[middle for _, middle, _ in bars],
         error_y=error_bars(bars),
-        marker={"color": PALETTE[colour], "size": 9, "symbol": words.pop("symbol", "circle")},
+        marker={"color": PALETTE["blue"], "size": 9, "symbol": words.pop("symbol", "circle")},
         hovertemplate="%{text}<br>%{y:.2f} %<extra>%{fullData.name}</extra>",
         **words,
     )
 
 
 def risk_plot(figures: Calibration, alpha: float) -> go.Figure:
-    thresholds = [row.threshold for rows in figures.selections.values() for row in rows]
-    title = "first drafts with an accepted error, %"
-    plot = _make_plot(thresholds, "threshold, logit scale", title)
-    for colour, (selection, rows) in zip(COLOURS, figures.selections.items(), strict=True):
-        points = [(row.threshold, row.error_rate) for row in rows]
-        marks = ["circle" if row.certified else "circle-open" for row in rows]
-        texts = [f"threshold {row.threshold:g}, accepted {row.accept_ratio:.1%}" for row in rows]
-        _add(plot, selection, colour, points, mode="lines+markers", symbol=marks, text=texts)
+    rows, title = figures.thresholds, "first drafts with an accepted error, %"
+    plot = _make_plot([row.threshold for row in rows], "threshold, logit scale", title)
+    points = [(row.threshold, row.error_rate) for row in rows]
+    marks = ["circle" if row.certified else "circle-open" for row in rows]
+    texts = [f"threshold {row.threshold:g}, accepted {row.accept_ratio:.1%}" for row in rows]
+    _add(plot, "error rate", points, mode="lines+markers", symbol=marks, text=texts)
     plot.add_hline(y=100 * alpha, line={"color": PALETTE["grey"], "dash": "dash"})
     return plot
 
@@ -258,5 +244,5 @@ def reliability_plot(figures: Calibration) -> go.Figure:
     )
     points = [(one.mean, one.right) for one in figures.bins]
     texts = [f"verdicts {one.low:.6g} to {one.high:.6g}" for one in figures.bins]
-    _add(plot, "verified prefixes", "blue", points, mode="markers", text=texts)
+    _add(plot, "verified prefixes", points, mode="markers", text=texts)
     return plot

@@ -83,8 +83,8 @@ def calibrate(
     drafts = drafts[pilot:]
     thresholds = {served_threshold, *settings.thresholds}
     grid = make_grid(verdicts, settings.grid, thresholds)
-    selections = f.make_selections(drafts, grid, loss, settings.levels)
-    certified = f.loosest_certified(selections[server.selection])
+    tested = f.make_thresholds(drafts, server.selection, grid, loss, settings.levels)
+    certified = f.loosest_certified(tested)
     thresholds |= {certified.threshold} if certified else set()
     last = range(total - settings.served, total)
 
@@ -99,7 +99,7 @@ def calibrate(
         served_threshold=served_threshold,
         errors_allowed=errors_allowed(len(drafts), *settings.levels),
         separation=f.separation(drafts, loss),
-        selections=selections,
+        thresholds=tested,
         served=tuple(
             f.compare_served(threshold, found[threshold], plain, settings.delta)
             for threshold in sorted(thresholds if last else ())

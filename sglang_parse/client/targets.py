@@ -128,8 +128,6 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
         return (*found, *parse_settings(draft_parallel_tokens=1))
     if kind == PARSE_EAGLE3:
         head = parse_settings(eagle3_path=_head(models))
-        if not models.judge:  # a question leaves lines to the target
-            head += parse_settings(decode_accelerator="eagle3")
         return (*found, *head, *_steps(models.eagle3_steps))
     return found
 

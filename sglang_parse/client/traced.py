@@ -310,7 +310,7 @@ def _accepted_at(record: TraceRecord) -> Iterator[tuple[float, int]]:
     if rule is None:
         return
     for threshold in sorted({*verdicts, 2.0}):
-        found = select(
+        accepted_len, _ = select(
             verdicts, ends, threshold, rule, is_finished=record["finished"], refused_at=refused_at
         )
-        yield threshold, found.accepted_len
+        yield threshold, accepted_len

@@ -14,8 +14,9 @@
     block_accept   acceptance of such tokens on the device
     rival          whether the exact token check would be faster than the judge
     selection      accepted prefix from the verdicts
+    round          a verified draft, and what was output for it
     simulation     simulated acceptance for benchmarks
-    phases         records of a request's state machine: phases, actions, plans, outcomes
+    phases         records of a request's state machine: phases, actions, plans
     stage          wall time of a stage of one iteration
     request        state of one request and its transitions
     request_telemetry  what is told about one request

@@ -94,12 +94,11 @@ class ParseConfig(BaseModel):
     strict: str = Field(
         AUTO,
         description="Classes of tokens that must be the target's own choice, whatever their "
-        f"verdict: {', '.join(CLASSES)} or several, with commas between them. A draft is accepted "
+        f"verdict: {', '.join(CLASSES)} or both, with a comma between them. A draft is accepted "
         "at most up to the first token that differs from the target's choice where either has a "
-        "digit or numeral of any script ('numbers'), a sign such as + or = ('operators'), or is in "
-        "a fenced block of code ('code'). A request that samples draws the target's choice. "
-        "'none': the verdict decides alone. 'auto': numbers and code beside the likelihood, else "
-        "none.",
+        "digit or numeral of any script ('numbers'), or is in a fenced block of code ('code'). A "
+        "request that samples draws the target's choice. 'none': the verdict decides alone. "
+        "'auto': numbers and code beside the likelihood, else none.",
         json_schema_extra={"metavar": "CLASSES"},
     )
     judge: str = Field(AUTO, json_schema_extra={"metavar": "JUDGE"})
@@ -110,25 +109,16 @@ class ParseConfig(BaseModel):
     hidden_layers: str = Field("", json_schema_extra={"metavar": "LAYERS"})
     """Decoder layers of the target whose outputs traces may contain, such as '8,12', for
     ``sglang-parse train-judge``. At most 3."""
-    selection: Literal["first-reject", "longest", "answer-first"] = "first-reject"
+    selection: Literal["first-reject", "answer-first"] = "first-reject"
     """Which prefix is accepted. 'first-reject': the longest before the first rejected one.
-    'longest': the longest accepted one. 'answer-first': all of a finished draft if its last
-    verdict accepts, else as 'first-reject'."""
+    'answer-first': all of a finished draft if its last verdict accepts, else as 'first-reject'."""
     verification: Literal["semantic", "token"] = "semantic"
     """'semantic' asks the target a question per prefix; 'token' accepts draft tokens that equal the
     target's choices (exact)."""
-    on_reject: Literal["decode", "redraft"] = "redraft"
-    """After a rejected prefix, 'decode' lets the target finish the answer; 'redraft' resumes
-    drafting behind the token that the same pass yields, or, where a question is asked by line or
-    sentence, behind the rest of it, which the target writes."""
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
     """Path of the target's EAGLE-3 head. It proposes up to --speculative-num-steps tokens (3 by
-    default) where no other source drafts, and they are judged as every draft; beside a draft model
-    or without one."""
-    decode_accelerator: Literal["none", "eagle3"] = "none"
-    """Only with --parse-judge question, which cannot judge a few tokens: 'eagle3' compares what
-    --parse-eagle3-path proposes with the target's choices, where the target ends a rejected line
-    or decodes plain requests."""
+    default) where no other source drafts, beside a draft model or without one. They are judged as
+    every draft; with --parse-judge question, which cannot judge a few tokens, token by token."""
     drafting: Literal["auto", "always", "never"] = "auto"
     """When to draft. 'auto': while it is measured to be faster than plain decoding, with adaptive
     draft length and chunks. 'always': with the configured values. 'never': plain decoding."""
@@ -140,9 +130,6 @@ class ParseConfig(BaseModel):
     """Maximum slowdown of plain requests while others draft, relative to plain decoding at the same
     load: drafting pauses until time above it is compensated. 0: no bound. Not applied with
     --parse-drafting always."""
-    max_draft_latency: float = Field(0.0, ge=0, le=3600)
-    """Maximum seconds from the start of a draft to its output; limits the draft length. 0: no
-    bound. Not applied with --parse-drafting always."""
     policy_config: str = Field("", json_schema_extra={"metavar": "FILE"})
     """JSON file with constants of adaptive drafting that replace the built-in ones, by name (see
     ``core.policy.constants``)."""
@@ -162,10 +149,6 @@ class ParseConfig(BaseModel):
     """Number of earlier answers to keep, in 1 GiB at most, as drafts for similar requests with the
     same extra_key and cache_salt, 0 to 1000000. Requests without either share nothing, unless
     ':shared' follows the number: then they share among themselves."""
-    unproved_families: Literal["refuse", "serve"] = "refuse"
-    """Targets whose attention runs on GPUs only, and which PARSE was never seen to serve: DeepSeek
-    V3.2, GLM-5 and Llama 4. 'serve' starts them, without questions or a draft model; compare
-    greedy answers with the plain server's first."""
     default: Literal["on", "off"] = "on"
     """Whether requests use PARSE unless they set ``custom_params["parse"]["enabled"]``."""
     request_options: Literal["auto", "all", "safe", "none"] = "auto"
@@ -181,7 +164,6 @@ class ParseConfig(BaseModel):
                 known = sorted(type(self).model_fields)
                 raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
             raise ConfigError("\n".join(problems_of(error, type(self), flag))) from None
-        self._check_eagle3()
         self._check_judge()
         self._check_certificate()
         _ = self.policy
@@ -239,23 +221,6 @@ class ParseConfig(BaseModel):
                 f"{setting} is {shown(self.judge)}: {error}; use {QUESTION}, {LIKELIHOOD} or a "
                 "folder of sglang-parse train-judge"
             ) from error
-
-    def _check_eagle3(self) -> None:
-        setting, path = flag("decode_accelerator"), flag("eagle3_path")
-        accelerates = self.decode_accelerator == "eagle3"
-        if accelerates and not self.eagle3_path:
-            raise ConfigError(f"{path} is not set; {setting} eagle3 needs the path of the head")
-        if accelerates and self.judges_tokens:
-            raise ConfigError(
-                f"{setting} is 'eagle3', but only a question leaves tokens to the target; leave it "
-                f"out: with {path} alone the head writes drafts, which are verified as all others"
-            )
-        if self.eagle3_path and not accelerates and not self.judges_tokens:
-            raise ConfigError(
-                f"{path} is {self.eagle3_path!r}, but a question cannot judge the few tokens that "
-                f"a head proposes; use {flag('judge')} {LIKELIHOOD}, or {setting} eagle3 for the "
-                "tokens that a question leaves to the target"
-            )
 
     def _check_certificate(self) -> None:
         setting = Setting("threshold", type(self).model_fields["threshold"])
@@ -376,16 +341,6 @@ class ParseConfig(BaseModel):
     @property
     def uses_eagle3(self) -> bool:
         return bool(self.eagle3_path)
-
-    @property
-    def drafts_with_eagle3(self) -> bool:
-        """Whether an EAGLE-3 head writes drafts; beside a question it accelerates decode steps."""
-        return self.uses_eagle3 and self.judges_tokens
-
-    @property
-    def judges_tokens(self) -> bool:
-        """Whether drafts of a few tokens can be judged: not by a question."""
-        return self.has_head or not self.is_semantic
 
     @property
     def captures_hidden_states(self) -> bool:

@@ -14,6 +14,7 @@ from weakref import ref
 
 from sglang_parse.core.phases import DraftPlan, Phase, Stats
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.round import Round
 
 _STAGES = ("prefill", "draft", "verify", "decode")
 # Count of a request -> (counter, label value, factor), where not simply (count_total, "", 1).
@@ -103,12 +104,10 @@ class Counters:
         samples, self._samples = self._samples, defaultdict(list)
         return samples
 
-    def observe_verify(
-        self, num_verified: int, accepted_len: int, verdicts: Sequence[float]
-    ) -> None:
-        self.count("verified_tokens_total", num_verified)
-        self.observe("accept_ratio", (accepted_len / max(1, num_verified),))
-        self.observe("verdict", verdicts)
+    def count_round(self, one: Round) -> None:
+        self.count("verified_tokens_total", one.num_verified)
+        self.observe("accept_ratio", (one.accepted_len / max(1, one.num_verified),))
+        self.observe("verdict", one.verdicts.values)
 
     def observe_output(self, state: RequestState, now: float) -> None:
         """Records the ITL of a decoding request that outputs tokens at ``now``."""

@@ -1,9 +1,9 @@
 """Actions and KV slots of the next iteration, for all running requests. No tensors.
 
-With enough slots each request takes its phase's action. When KV is short, the target decodes
-without its EAGLE-3 head, and drafts give way before SGLang retracts a request: they are verified as
-they are, then wait for slots that another verify pass frees, and are dropped at last. SGLang
-retracts only what plain decoding could not hold either.
+With enough slots each request takes its phase's action. When KV is short, no head proposes, and
+drafts give way before SGLang retracts a request: they are verified as they are, then wait for slots
+that another verify pass frees, and are dropped at last. SGLang retracts only what plain decoding
+could not hold either.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KvDemand:
             the draft after this iteration can need.
         num_drafted: draft tokens it holds.
         waited: consecutive iterations it has waited.
-        uses_eagle: its decode step verifies an EAGLE-3 proposal, which ``lookahead_slots`` covers.
+        proposes: an EAGLE-3 head proposes for it, which ``lookahead_slots`` covers.
         has_ended: it is finished; SGLang frees its slots after this iteration.
     """
 
@@ -51,7 +51,7 @@ class KvDemand:
     max_verify_slots: int = 0
     num_drafted: int = 0
     waited: int = 0
-    uses_eagle: bool = False
+    proposes: bool = False
     has_ended: bool = False
 
 
@@ -62,10 +62,16 @@ class KvGrant:
     Attributes:
         lookahead_slots: slots after the committed ones during the iteration, before rounding up to
             pages; None retains the allocation.
+        cuts_draft: KV is short: the draft ends here, and is verified next; or, if the target
+            decodes, is dropped.
     """
 
     action: Action
     lookahead_slots: int | None
+    cuts_draft: bool = False
+
+
+DROPPED = KvGrant(Action.DECODE, 1, cuts_draft=True)
 
 
 def lookahead_slots(
@@ -114,20 +120,20 @@ def _allocate(
     demands: Sequence[KvDemand], available: int, page_size: int, frees_soon: bool
 ) -> list[KvGrant]:
     reserve = max((_verify_reserve(d, page_size) for d in demands), default=0)
-    for with_eagle in (True, False):
-        grants = [_full_grant(d, with_eagle) for d in demands]
+    for with_proposals in (True, False):
+        grants = [_full_grant(d, with_proposals) for d in demands]
         if cost(demands, grants, page_size) + reserve <= available:
             return grants
     return _Shortage(demands, available, page_size, reserve, frees_soon).allocate()
 
 
-def _full_grant(demand: KvDemand, with_eagle: bool) -> KvGrant:
+def _full_grant(demand: KvDemand, with_proposals: bool) -> KvGrant:
     if demand.phase is Phase.WAITING:
         return KvGrant(Action.WAIT, None)
-    if not demand.uses_eagle:
+    if not demand.proposes:
         return KvGrant(_ACTIONS[demand.phase], demand.lookahead_slots)
-    if with_eagle:
-        return KvGrant(Action.EAGLE_DECODE, demand.lookahead_slots)
+    if with_proposals:
+        return KvGrant(Action.PROPOSE, demand.lookahead_slots)
     return KvGrant(Action.DECODE, 1)
 
 
@@ -141,10 +147,8 @@ def _cost(demand: KvDemand, grant: KvGrant, page_size: int) -> int:
         return 0
     held = pages_up(demand.allocated, page_size)
     needed = pages_up(demand.committed + grant.lookahead_slots, page_size)
-    # A decode step in place of an EAGLE-3 one frees what the last proposal left over.
-    frees = grant.action is Action.DROP_DRAFT or (
-        grant.action is Action.DECODE and demand.uses_eagle
-    )
+    # A decode step in place of a proposal frees what the last one left over.
+    frees = grant.action is Action.DECODE and (grant.cuts_draft or demand.proposes)
     return needed - held if frees else max(0, needed - held)
 
 
@@ -200,26 +204,23 @@ class _Shortage:
         if _cost(demand, grant, self.page_size) <= self.left:
             return grant
         if demand.waited >= PATIENCE:
-            return KvGrant(Action.DROP_DRAFT, 1)
+            return DROPPED
         return KvGrant(Action.WAIT, None)
 
     def _draft_grant(self, demand: KvDemand) -> KvGrant:
         grant = KvGrant(Action.DRAFT, demand.lookahead_slots)
         if _cost(demand, grant, self.page_size) + self.reserve <= self.left:
             return grant
-        return (
-            KvGrant(Action.END_DRAFT, None) if demand.num_drafted else KvGrant(Action.DROP_DRAFT, 1)
-        )
+        return KvGrant(Action.WAIT, None, cuts_draft=True) if demand.num_drafted else DROPPED
 
     def _drop_drafts_until_progress(self) -> None:
         """Drops drafts, the shortest first, while slots are overdrawn or no request progresses.
 
         Slots that a finished request frees after this iteration count as progress.
         """
-        idle = (Action.WAIT, Action.END_DRAFT)
         for i in sorted(self.grants, key=lambda i: self.demands[i].num_drafted):
-            progresses = any(grant.action not in idle for grant in self.grants.values())
+            progresses = any(grant.action is not Action.WAIT for grant in self.grants.values())
             if self.left >= 0 and (progresses or self.frees_soon):
                 return
-            if self.grants[i].action in idle:
-                self._grant(i, KvGrant(Action.DROP_DRAFT, 1))
+            if self.grants[i].action is Action.WAIT:
+                self._grant(i, DROPPED)

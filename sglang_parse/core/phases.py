@@ -15,14 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple, NotRequired, TypedDict
-
-from sglang_parse.core.answers import Scope
+from typing import Any, NotRequired, TypedDict
 
 DraftKey = tuple[float, str]
 """(threshold, LoRA adapter; "" for none). Drafts of one key have statistics of their own."""
-CHANCE_MATCHES = 4
-"""Fewer matched tokens than this after a rejected prefix are chance."""
 
 
 class Phase(Enum):
@@ -40,10 +36,8 @@ class Action(Enum):
     DRAFT = "draft"  # the draft model drafts on
     VERIFY = "verify"  # the target verifies the draft
     DECODE = "decode"  # the target decodes one token
-    EAGLE_DECODE = "eagle decode"  # the target verifies what an EAGLE-3 head proposes
-    END_DRAFT = "end draft"  # KV is short: the draft ends here and is verified next
+    PROPOSE = "propose"  # an EAGLE-3 head proposes a draft, and the target verifies it
     WAIT = "wait"  # no KV slots now, another request's turn, or finished
-    DROP_DRAFT = "drop draft"  # KV is short: drops the draft, then decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +53,10 @@ class RequestPolicy:
         keep_trace, keep_hidden_states: collect records of rounds; with the target's hidden states.
         draft_token_ids: the answer's first tokens, given by the client: the first replaces the
             target's, the others are the first draft.
-        reuse_scope: it shares answers with the requests of the same scope; None for none.
         always_drafts: draft even while drafting is suspended.
         plain_reason: reason for the fallback to plain decoding; "" under PARSE.
-        decode_accelerator: with an EAGLE-3 head: "eagle3", or "none" where the head cannot serve
-            the request or would not pay for itself; else "".
+        proposer: with an EAGLE-3 head: "eagle3", or "none" where the head cannot serve the request
+            or would not pay for itself; else "".
         uses_eagle: the EAGLE-3 head runs for this request, for itself or for later turns.
         allow_async_decode: a decode step may launch before the last one's token is on the host.
         is_adjusted: its parameters change logits before a token is chosen (``engine.logits``).
@@ -79,10 +72,9 @@ class RequestPolicy:
     keep_trace: bool = False
     keep_hidden_states: bool = False
     draft_token_ids: tuple[int, ...] = ()
-    reuse_scope: Scope | None = None
     always_drafts: bool = False
     plain_reason: str = ""
-    decode_accelerator: str = ""
+    proposer: str = ""
     uses_eagle: bool = False
     allow_async_decode: bool = True
     is_adjusted: bool = False
@@ -134,6 +126,8 @@ class Draft:
     8
 
     Attributes:
+        judge: where its verdicts come from, as ``RequestPolicy.judge``; None if it is compared with
+            the target's choices token by token.
         finished: the last one is a stop token: the draft model ended the answer.
         is_truncated: KV slots ran short; it is counted as such.
         candidates: unverified proposals of mask tokens, or of a head, for what follows (``block``).
@@ -143,6 +137,7 @@ class Draft:
 
     token_ids: list[int] = field(default_factory=list)
     source: str = MODEL
+    judge: str | None = None
     finished: bool = False
     is_truncated: bool = False
     candidates: tuple[int, ...] = ()
@@ -173,39 +168,6 @@ class Draft:
     def num_rows(self) -> int:
         """Rows of the verify pass: anchor, verified draft tokens, questions."""
         return 1 + self.num_verified + sum(map(len, self.question_ids))
-
-
-class VerifyOutcome(NamedTuple):
-    """The result of one verified draft. Ends are draft offsets.
-
-    Of 9 draft tokens 8 were verified, the prefix of 5 refused, that of 3 accepted, and the target
-    chose the fourth itself:
-
-    >>> VerifyOutcome(9, 8, 3, reject_end=5, is_finished=False, num_matched=1).num_output
-    4
-
-    Attributes:
-        num_verified: draft tokens up to the last prefix's end.
-        reject_end: end of the first rejected prefix; None if every verified token is accepted.
-        num_matched: verified tokens after the accepted prefix that match the target's choices.
-    """
-
-    num_drafted: int
-    num_verified: int
-    accepted_len: int
-    reject_end: int | None
-    is_finished: bool
-    num_matched: int = 0
-
-    @property
-    def num_output(self) -> int:
-        """Draft tokens that are output."""
-        return min(self.accepted_len + self.num_matched, self.num_verified)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether nothing was accepted and no more than chance matched."""
-        return not self.accepted_len and self.num_matched < CHANCE_MATCHES
 
 
 @dataclass(slots=True)
@@ -240,8 +202,6 @@ class Stats:
         kv_slots_granted: KV slots behind the sequence, of all iterations: for drafts and passes.
         skipped_drafts: tokens at which a draft was due and did not start: drafting is suspended, or
             about to be timed, or the settings draft nothing.
-        eagle3_steps, eagle3_tokens: target forwards that compared an EAGLE-3 proposal with the
-            target's choices where nothing is drafted, and the ``target_tokens`` that they output.
         prefill_ms, draft_ms, verify_ms, decode_ms: the request's part of each stage's wall time;
             draft prefills count as draft.
     """
@@ -256,8 +216,6 @@ class Stats:
     kv_truncated_drafts: int = 0
     kv_slots_granted: int = 0
     skipped_drafts: int = 0
-    eagle3_steps: int = 0
-    eagle3_tokens: int = 0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     decode_ms: float = 0.0

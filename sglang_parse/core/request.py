@@ -9,7 +9,7 @@ Transitions in one iteration:
     take               plan: the action of this iteration
     launch_draft       draft tokens are in flight           launch_decode   a decode token is
     add_draft          draft tokens arrive                  ask             the draft is complete
-    finish_round       its verify pass has been decided     finish_decode   decode tokens arrived
+    count_round        its verify pass has been decided     count_decode    a decode token arrived
     write              its tokens are output, after either
     start_draft        drafting begins behind them          start_decode    the target decodes
 """
@@ -33,6 +33,7 @@ from sglang_parse.core.phases import (
 )
 from sglang_parse.core.request_telemetry import RequestTelemetry
 from sglang_parse.core.request_text import RequestText
+from sglang_parse.core.round import Round
 from sglang_parse.core.selection import up_to_stop
 from sglang_parse.core.strict import CodeBlocks
 
@@ -53,8 +54,7 @@ class RequestState:
         num_draft_inflight: upper bound of the draft tokens that are not on the host yet.
         draft_kv_len: leading tokens of the sequence with valid draft KV.
         draft_kv_found: ``draft_kv_len`` was looked up since the last prefill.
-        resumes: drafting resumes at the next token; else the target finishes the answer.
-        in_segment: the target ends a rejected segment before that.
+        in_segment: the target ends a rejected segment before drafting resumes.
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
         eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
@@ -82,7 +82,6 @@ class RequestState:
     num_draft_inflight: int = 0
     draft_kv_len: int = 0
     draft_kv_found: bool = False
-    resumes: bool = True
     in_segment: bool = False
     no_draft_reason: str = ""
     num_failed: int = 0
@@ -150,25 +149,27 @@ class RequestState:
 
     # -- plan -------------------------------------------------------------------
 
-    def take(self, action: Action, num_slots: int = 0) -> None:
+    def take(self, action: Action, num_slots: int = 0, *, cuts_draft: bool = False) -> None:
         """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it.
 
         Args:
             num_slots: KV slots granted with it, behind those of its sequence.
+            cuts_draft: see ``KvGrant``.
         """
         self.action = action
         self.telemetry.stats.kv_slots_granted += num_slots
-        self.waited = self.waited + 1 if action is Action.WAIT else 0
-        if action in (Action.END_DRAFT, Action.DROP_DRAFT) and not self.draft.is_truncated:
+        self.waited = self.waited + 1 if action is Action.WAIT and not cuts_draft else 0
+        if not cuts_draft:
+            return
+        if not self.draft.is_truncated:
             self.draft.is_truncated = True
             self.telemetry.stats.kv_truncated_drafts += 1
-        if action is Action.END_DRAFT:
+        if action is Action.WAIT:
             self.phase = Phase.VERIFYING
-        elif action is Action.DROP_DRAFT:
+        else:
             self.draft_kv_len = min(self.draft_kv_len, self.committed_len)
             self.start_decode()
             self.no_draft_reason = "KV slots are short"
-            self.action = Action.DECODE
 
     # -- draft ------------------------------------------------------------------
 
@@ -188,15 +189,11 @@ class RequestState:
             self.telemetry.source(source).wait_ms += waited_ms
         return waited_ms
 
-    def wait_for_chain(self, num_tokens: int) -> None:
-        """The EAGLE-3 head proposes up to ``num_tokens`` in the next iteration, which verifies
-        them."""
+    def wait_for_proposal(self, num_tokens: int, source: str, *, is_exact: bool) -> None:
+        """A head proposes up to ``num_tokens`` in the next iteration, which verifies them."""
         self.start_decode()
-        self.plan, self.draft = DraftPlan(num_tokens, 1, num_tokens), Draft(source=EAGLE3)
-
-    @property
-    def waits_for_chain(self) -> bool:
-        return self.phase is Phase.DECODING and self.draft.source == EAGLE3
+        self.plan = DraftPlan(num_tokens, 1, num_tokens)
+        self.draft = Draft(source=source, judge=None if is_exact else self.policy.judge)
 
     def add_draft(
         self,
@@ -235,11 +232,24 @@ class RequestState:
         if is_drafting and len(token_ids) < (1 if is_block else num_launched):
             self.fail(NAN_IN_DRAFT)
 
-    def give_draft(self, token_ids: Sequence[int], max_prefixes: int, source: str = GIVEN) -> None:
-        """Takes a draft that no draft model wrote, to be verified as it is up to a stop token."""
+    def give_draft(
+        self,
+        token_ids: Sequence[int],
+        max_prefixes: int,
+        source: str = GIVEN,
+        *,
+        is_exact: bool = False,
+    ) -> None:
+        """Takes a draft that no draft model wrote, to be verified as it is up to a stop token.
+
+        Args:
+            is_exact: accept only tokens that the target chooses itself.
+        """
         length = len(token_ids)
         self.start_draft(DraftPlan(length, max_prefixes, length))
         self.draft.source = source
+        if is_exact:
+            self.draft.judge = None
         self.draft.token_ids += up_to_stop(token_ids, self.policy.stop_ids)
         self.draft.finished = not self.policy.stop_ids.isdisjoint(self.draft.token_ids[-1:])
         self.phase, self.waited = Phase.VERIFYING, 0
@@ -286,42 +296,30 @@ class RequestState:
     def lag_state(self, lag: int) -> None:
         self.state_lag = lag
 
-    def finish_round(
-        self, accepted_len: int, matched: int, num_target: int, *, has_failed: bool = False
-    ) -> None:
-        """Counts a verified draft; ``start_draft`` or ``start_decode`` follows.
+    def count_round(self, one: Round) -> None:
+        """Counts a verified draft; ``start_draft`` or ``start_decode`` follows."""
+        if one.draft.source == MODEL:
+            self.num_failed = self.num_failed + 1 if one.has_failed else 0
+        elif one.draft.source == EAGLE3:
+            self.num_decoded += len(one.tokens)
+        self.telemetry.count_round(one)
 
-        Args:
-            matched: draft tokens after them that equal the target's choices.
-            num_target: output tokens after the accepted ones.
-            has_failed: the draft brought nothing.
-        """
-        if self.draft.source == MODEL:
-            self.num_failed = self.num_failed + 1 if has_failed else 0
-        elif self.draft.source == EAGLE3:
-            self.num_decoded += accepted_len + num_target
-        self.telemetry.count_round(self.draft.source, accepted_len, matched, num_target)
-
-    def finish_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
+    def count_decode(self, num_tokens: int) -> None:
         self.num_decoded += num_tokens
-        self.telemetry.count_decode(num_tokens, is_eagle=is_eagle)
+        self.telemetry.count_decode(num_tokens)
 
     def start_draft(self, plan: DraftPlan) -> None:
-        self.phase, self.plan, self.draft = Phase.DRAFTING, plan, Draft()
+        self.phase, self.plan = Phase.DRAFTING, plan
+        self.draft = Draft(judge=self.policy.judge)
 
-    def start_decode(self, *, resumes: bool = True, in_segment: bool = False) -> None:
+    def start_decode(self, *, in_segment: bool = False) -> None:
         """The target decodes.
 
         Args:
-            resumes: drafting resumes at the next token, or behind its segment.
-            in_segment: the target ends a rejected segment before.
+            in_segment: it ends a rejected segment before drafting resumes.
         """
-        self.phase, self.draft = Phase.DECODING, Draft()
-        self.resumes, self.in_segment = resumes, in_segment
-
-    def end_segment(self) -> None:
-        """The target has written the rest of a rejected segment."""
-        self.in_segment = False
+        self.phase = Phase.PLAIN if self.policy.is_plain else Phase.DECODING
+        self.draft, self.in_segment = Draft(), in_segment
 
     def skip_draft(self, reason: str) -> None:
         """Drafting does not pay now, for ``reason``: the target decodes one more token."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_parse.core.phases import SourceStats, Stats, TraceRecord
+from sglang_parse.core.round import Round
 
 MAX_TRACE_BYTES = 2**27
 """Of one request's trace, as JSON; the round that exceeds it is its last one."""
@@ -52,25 +53,22 @@ class RequestTelemetry:
         self.stats.drafted_tokens += num_tokens
         self.source(source).drafted_tokens += num_tokens
 
-    def count_round(self, source: str, accepted_len: int, matched: int, num_target: int) -> None:
-        """Counts a verified draft; see ``RequestState.finish_round``."""
-        self.num_target_run, self.num_matched_run = num_target, matched
-        self.last_source = source
-        for stats in (self.stats, self.source(source)):
+    def count_round(self, one: Round) -> None:
+        """Counts a verified draft."""
+        self.num_target_run, self.num_matched_run = len(one.bonus), one.num_matched
+        self.last_source = one.draft.source
+        for stats in (self.stats, self.source(one.draft.source)):
             stats.rounds += 1
-            stats.accepted_tokens += accepted_len
-            stats.matched_tokens += matched
+            stats.accepted_tokens += one.accepted_len
+            stats.matched_tokens += one.num_matched
 
     def add_record(self, record: TraceRecord) -> None:
         """Adds a round to the trace."""
         self.trace.append(record)
         self.trace_bytes += _size_of(record)
 
-    def count_decode(self, num_tokens: int, *, is_eagle: bool) -> None:
+    def count_decode(self, num_tokens: int) -> None:
         self.num_target_run, self.num_matched_run = num_tokens, 0
-        if is_eagle:
-            self.stats.eagle3_steps += 1
-            self.stats.eagle3_tokens += num_tokens
 
     def take_back(self, num_lost: int, num_output: int) -> None:
         """Uncounts the last ``num_lost`` of ``num_output`` tokens, which a retraction under overlap

@@ -4,22 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The accepted part of a draft.
-
-    Attributes:
-        decided_by: index of the deciding verdict: it accepts its prefix, or it rejects and the
-            prefix before it is accepted. None if no verdict decided.
-        rule: the applied key of ``SELECTIONS``; None if acceptance did not depend on verdicts.
-    """
-
-    accepted_len: int
-    decided_by: int | None = None
-    rule: str | None = None
 
 
 def first_reject(accepted: Sequence[bool], _is_finished: bool) -> int:
@@ -28,10 +12,6 @@ def first_reject(accepted: Sequence[bool], _is_finished: bool) -> int:
     A false accept after a rejected prefix has no effect: wrong rejects cost speed, not quality.
     """
     return accepted.index(False) if False in accepted else len(accepted) - 1
-
-
-def longest_accepted(accepted: Sequence[bool], _is_finished: bool) -> int | None:
-    return max((k for k, is_accepted in enumerate(accepted) if is_accepted), default=None)
 
 
 def answer_first(accepted: Sequence[bool], is_finished: bool) -> int:
@@ -47,11 +27,7 @@ def answer_first(accepted: Sequence[bool], is_finished: bool) -> int:
     return first_reject(accepted, is_finished)
 
 
-SELECTIONS = {
-    "first-reject": first_reject,
-    "longest": longest_accepted,
-    "answer-first": answer_first,
-}
+SELECTIONS = {"first-reject": first_reject, "answer-first": answer_first}
 """Rules that return the index of the deciding verdict; called with at least one."""
 
 
@@ -63,11 +39,11 @@ def select(
     *,
     is_finished: bool = False,
     refused_at: int | None = None,
-) -> Selection:
+) -> tuple[int, int | None]:
     """Selects the accepted prefix of a draft.
 
     >>> select([0.9, 0.2, 0.8], [4, 9, 12], 0.5, "first-reject")
-    Selection(accepted_len=4, decided_by=1, rule='first-reject')
+    (4, 1)
 
     Args:
         verdicts: [K] in [0, 1].
@@ -76,18 +52,22 @@ def select(
         selection: a key of ``SELECTIONS``.
         is_finished: the last prefix is the finished answer.
         refused_at: place of a draft token that may not be accepted, whatever the verdicts.
+
+    Returns:
+        Its length, and the index of the deciding verdict: it accepts its prefix, or it rejects and
+        the prefix before it is accepted; None if no verdict decided.
     """
     if len(verdicts) != len(prefix_ends):
         raise ValueError(f"{len(verdicts)} verdicts for {len(prefix_ends)} prefixes")
     limit = math.inf if refused_at is None else refused_at
     pairs = zip(verdicts, prefix_ends, strict=True)
     accepted = [verdict >= threshold and end <= limit for verdict, end in pairs]  # False for NaN
-    decided_by = SELECTIONS[selection](accepted, is_finished) if accepted else None
-    if decided_by is None:
-        return Selection(0, rule=selection)
+    if not accepted:
+        return 0, None
+    decided_by = SELECTIONS[selection](accepted, is_finished)
     num_accepted = decided_by + accepted[decided_by]
     accepted_len = prefix_ends[num_accepted - 1] if num_accepted else 0
-    return Selection(accepted_len, decided_by, selection)
+    return accepted_len, decided_by
 
 
 def matching_tokens(draft: Sequence[int], target_choice: Sequence[int]) -> int:

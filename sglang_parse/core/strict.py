@@ -6,7 +6,6 @@ number is often as likely as a synonym is.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,14 +34,8 @@ def _is_number(text: str, _in_code: bool) -> bool:
     return any(map(str.isnumeric, text))
 
 
-def _is_operator(text: str, _in_code: bool) -> bool:
-    is_marker = text.startswith("<") and text.endswith(">") and any(map(str.isalpha, text))
-    return not is_marker and any(c in "-*/%^&" or unicodedata.category(c) == "Sm" for c in text)
-
-
 CLASSES = {
     "numbers": StrictClass("a number", _is_number),
-    "operators": StrictClass("an operator", _is_operator),
     CODE: StrictClass("code", lambda _text, in_code: in_code),
 }
 
@@ -61,7 +54,7 @@ class Refusal:
 
 
 def parse_classes(value: object) -> tuple[str, ...]:
-    """Parses 'numbers,operators', a list of these names, or 'none'.
+    """Parses 'numbers,code', a list of these names, or 'none'.
 
     Raises:
         ValueError: the value is none of these.

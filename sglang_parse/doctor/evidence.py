@@ -26,7 +26,7 @@ ANOTHER_JUDGE = (
     "a threshold from sglang-parse calibrate; or --parse-verification token"
 )
 CHEAP_REFUSALS = (
-    "leave out --parse-on-reject and --parse-segment, if they are set; a lower --parse-threshold; "
+    "leave out --parse-segment, if it is set; a lower --parse-threshold; "
     "or --parse-verification token"
 )
 

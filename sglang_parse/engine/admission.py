@@ -11,7 +11,7 @@ from sglang.srt.runtime_context import get_disagg, get_serving
 
 from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.options import RequestOptions
-from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.phases import EAGLE3, RequestPolicy
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.engine.logits.adjust import Adjustment
 from sglang_parse.engine.parts import Engine
@@ -34,7 +34,7 @@ def admit(engine: Engine, req: Req) -> None:
         return
     options = _options_of(engine, req)
     policy = req.parse_policy = policy_for(engine, req, options)  # before it gets a key
-    engine.sources.receive(req, "" if policy.is_plain else options.draft)
+    engine.sources.receive(req, options)
     # Requests with an adapter use a separate part of the radix cache anyway.
     if engine.eagle is not None and not policy.uses_eagle and not req.lora_id:
         req.extra_key = "|".join(filter(None, (BYPASS_KEY, req.extra_key)))
@@ -76,9 +76,7 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
     plain_reason = feature if options.enabled else "switched off"
     is_adjusted = Adjustment.adjusts(req)
     uses_eagle = _uses_eagle(engine, req, options, is_plain=bool(plain_reason))
-    accelerator = "eagle3" if uses_eagle and not feature else "none"
-    # What it accepts beyond what the server does is for its client alone, and its client's own.
-    accepts_more = any(options.looser_than(config).values())
+    proposer = EAGLE3 if uses_eagle and not feature else "none"
     # What a head was trained on and a question was chosen with are the base weights.
     sets_threshold = "threshold" in options.model_fields_set
     may_judge = not req.lora_id or config.judge_name == LIKELIHOOD or sets_threshold
@@ -91,10 +89,9 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
         keep_trace=options.trace,
         keep_hidden_states=options.hidden_states,
         draft_token_ids=() if plain_reason else tuple(options.draft_token_ids),
-        reuse_scope=None if accepts_more or plain_reason else engine.sources.scope_of(req),
         always_drafts=options.drafting == "always",
         plain_reason=plain_reason,
-        decode_accelerator=accelerator if config.uses_eagle3 else "",
+        proposer=proposer if config.uses_eagle3 else "",
         uses_eagle=uses_eagle,
         allow_async_decode=not feature and not is_adjusted,
         is_adjusted=is_adjusted,

@@ -15,7 +15,6 @@ from sglang_parse.context import process_context
 from sglang_parse.core.block import BlockKind
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import PREDICTION
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.costs import BlockChoice
 from sglang_parse.core.policy.limits import Limits
@@ -26,6 +25,7 @@ from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.eagle import EagleDecoder
+from sglang_parse.engine.eagle_head import EagleHead
 from sglang_parse.engine.faults import DraftGuard
 from sglang_parse.engine.judge.head import CapturedLayers, Head
 from sglang_parse.engine.judge.judge import Judge
@@ -39,7 +39,9 @@ from sglang_parse.engine.sources.endpoint import EndpointSource
 from sglang_parse.engine.sources.endpoint_client import EndpointClient
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, TextEncoder
-from sglang_parse.engine.sources.text import TextParts, TextSource
+from sglang_parse.engine.sources.prediction import PredictionSource
+from sglang_parse.engine.sources.source import Source
+from sglang_parse.engine.sources.text import TextParts
 from sglang_parse.engine.target import TargetModel
 from sglang_parse.engine.verify import Verifier
 from sglang_parse.startup import checks
@@ -87,8 +89,16 @@ def build_engine(
         judge = Judge(config, question, head, segments, counters, layers=layers, drift=drift)
     drafter = _drafter(config, args, draft, controller.blocks, parallel.size > 1)
     encoder = TextEncoder(tokenizer, target.runner.model_config.context_len)
-    question_rows = 0 if config.has_head else max_question_len
-    sources = _sources(config, controller, judge, drafter, counters, encoder, question_rows, eagle)
+    sources = build_sources(
+        config,
+        controller,
+        judge,
+        counters,
+        encoder if is_first_rank() else None,
+        has_draft_model=drafter is not None,
+        head=eagle,
+        client=_endpoint_client(config, encoder),
+    )
     return Engine(
         config=config,
         drafter=drafter,
@@ -124,37 +134,47 @@ def _drafter(
     )
 
 
-def _sources(
+def build_sources(
     config: ParseConfig,
     controller: Controller,
     judge: Judge | None,
-    drafter: Drafter | None,
     counters: Counters,
-    encoder: TextEncoder,
-    question_rows: int,
-    head: EagleDecoder | None,
+    encoder: TextEncoder | None,
+    *,
+    has_draft_model: bool = False,
+    head: EagleHead | None = None,
+    client: EndpointClient | None = None,
 ) -> SourceChain:
-    """The sources of drafts; texts are prepared and other servers asked on rank 0."""
-    is_first = is_first_rank()
-    incoming = IncomingTexts(encoder if is_first else None, counters)
+    """The sources of drafts, in the order in which they are asked (``sources.source``).
+
+    Args:
+        encoder: prepares texts; ``client``: asks another server; None on ranks that are told by
+            rank 0.
+    """
+    incoming = IncomingTexts(encoder, counters)
     segments = judge.segments if judge else None
     if segments is not None and segments.rule.kind == "tokens":
         segments = None
-    parts = TextParts(config, controller, incoming, segments, question_rows)
-    answers = endpoint = None
+    question = judge.question if judge and not config.has_head else None
+    parts = TextParts(config, controller, incoming, segments, question.max_len if question else 0)
+    sources: list[Source] = [PredictionSource(parts)]
     if max_answers := config.max_reused_answers:
-        answers = AnswerSource(max_answers, parts, shares_unscoped=config.shares_unscoped)
+        sources.append(AnswerSource(max_answers, parts, shares_unscoped=config.shares_unscoped))
     if config.draft_url:
-        codec, timeout_s = (encoder.decode, encoder.encode_after), config.draft_timeout
-        client = EndpointClient(config.draft_url, *codec, timeout_s) if is_first else None
-        endpoint = EndpointSource(client, timeout_s, counters, parts)
-    model = DraftModelSource(controller) if drafter else None
-    forced = ForcedSource(config, controller)
-    eagle = None
-    if head is not None and config.drafts_with_eagle3:
-        eagle = EagleSource(config, controller, head)
-    predictions = TextSource(PREDICTION, parts)
-    return SourceChain(predictions, answers, endpoint, model, forced, eagle, incoming)
+        sources.append(EndpointSource(client, config.draft_timeout, counters, parts))
+    if has_draft_model:
+        sources.append(DraftModelSource(controller))
+    sources.append(ForcedSource(config, controller))
+    if head is not None:
+        sources.append(EagleSource(config, controller, head))
+    return SourceChain(sources)
+
+
+def _endpoint_client(config: ParseConfig, encoder: TextEncoder) -> EndpointClient | None:
+    if not (config.draft_url and is_first_rank()):
+        return None
+    codec = encoder.decode, encoder.encode_after
+    return EndpointClient(config.draft_url, *codec, config.draft_timeout)
 
 
 def _captured_layers(

@@ -12,17 +12,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import MODEL, Action, Draft, Phase, VerifyOutcome
+from sglang_parse.core.phases import MODEL, Action, Draft, Phase
 from sglang_parse.core.request import RequestState
-from sglang_parse.core.selection import Selection, matching_tokens, select, up_to_stop
+from sglang_parse.core.round import Round, Verdicts
+from sglang_parse.core.selection import matching_tokens, select, up_to_stop
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.engine.faults import contain_request
-from sglang_parse.engine.judge.judge import Judge, Verdicts
+from sglang_parse.engine.judge.judge import Judge
 from sglang_parse.engine.logits.grammar import ends_in_forced_text, num_allowed
 from sglang_parse.engine.requests import completes_answer, is_complete, is_gone, tokens_left
 from sglang_parse.engine.sglang_types import Req
@@ -32,29 +32,6 @@ from sglang_parse.engine.trace import trace_record
 from sglang_parse.engine.verify import TargetResult
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """One request's part of a target forward, output.
-
-    A draft "a b c d" of which a verdict accepts "a b", after which the target chooses "c" and then
-    "x": tokens a b c x, accepted_len 2, and x is the bonus token.
-
-    Attributes:
-        tokens: what was output; none if the request has failed.
-        draft: the verified draft; None after a decode step.
-        selection: its accepted part.
-    """
-
-    tokens: Sequence[int] = ()
-    draft: Draft | None = None
-    selection: Selection = Selection(0)
-
-    @property
-    def bonus(self) -> Sequence[int]:
-        """Tokens behind the accepted part."""
-        return self.tokens[self.selection.accepted_len :]
 
 
 class Committer:
@@ -91,48 +68,47 @@ class Committer:
         state.begin(first_id)
         if state.phase is Phase.DRAFTING and not given and not is_complete(req):
             self._resume_drafting(req)
-        if given and self._judge_of(state) is not None:
+        if given and state.policy.judge:
             allowed = given[1 : 1 + num_allowed(req, given[1:])]
             state.give_draft(allowed, self.config.max_prefixes)
         self.ask(req)
 
-    def accept(self, req: Req, result: TargetResult) -> Accepted:
-        """Outputs what the target forward brought the request; ``move_on`` follows."""
+    def take_proposal(self, req: Req, token_ids: Sequence[int]) -> None:
+        """What a head proposed is the request's draft."""
+        with contain_request(req.parse_state, "taking a proposal"):
+            take_chain(req, token_ids)
+        self.ask(req)
+
+    def accept(self, req: Req, result: TargetResult) -> Round:
+        """Outputs what the target forward brought the request; ``move_on`` follows.
+
+        Returns:
+            One without tokens if the request has failed, or has gone on without it.
+        """
         state = req.parse_state
         if result.fault:
             state.fail(result.fault)
         with contain_request(state, "committing its tokens"):
             if not state.fault:
-                accepted = self._accept(req, result)
-                state.write(accepted.tokens)
-                return accepted
-        return Accepted()
+                is_step = result.action is Action.DECODE
+                one = self._accept_step(req, result) if is_step else self._accept(req, result)
+                state.write(one.tokens)
+                return one
+        return Round()
 
-    def _accept(self, req: Req, result: TargetResult) -> Accepted:
+    def _accept_step(self, req: Req, result: TargetResult) -> Round:
+        """A decoded token. An in-flight decode step that drafting has overtaken is dropped."""
         state = req.parse_state
-        if result.is_chain:
-            take_chain(req, result.proposed)
-            self.ask(req)
-        if result.is_round:
-            return self._accept_round(req, result)
-        # An in-flight decode step that drafting has overtaken is dropped.
-        if result.action is Action.DECODE and not state.target_decodes:
-            return Accepted()
-        tokens, is_eagle = result.target_tokens, result.action is Action.EAGLE_DECODE
-        if is_eagle:
-            num_output = min(matching_tokens(result.proposed, tokens) + 1, tokens_left(req))
-            tokens = tokens[: max(1, num_output)]
-        tokens = up_to_stop(tokens, state.policy.stop_ids)
-        state.finish_decode(len(tokens), is_eagle=is_eagle)
-        return Accepted(tokens)
+        if not state.target_decodes:
+            return Round()
+        state.count_decode(len(result.target_tokens))
+        return Round(bonus=tuple(result.target_tokens))
 
-    def move_on(self, req: Req, accepted: Accepted) -> None:
+    def move_on(self, req: Req, one: Round) -> None:
         """Chooses the request's next phase, behind what was output, and asks about its draft."""
         with contain_request(req.parse_state, "its next draft"):
-            if accepted.draft is not None:
-                self._after_round(req, accepted, accepted.draft)
-            elif accepted.tokens:
-                self._after_decode(req, len(accepted.tokens))
+            if one.tokens:
+                self._move_on(req, one)
         self.ask(req)
 
     def poll(self, reqs: Sequence[Req]) -> None:
@@ -147,57 +123,73 @@ class Committer:
 
     def ask(self, req: Req) -> None:
         """Attaches the questions to a complete draft."""
-        draft, judge = req.parse_state.draft, self._judge_of(req.parse_state)
+        draft = req.parse_state.draft
+        judge = self._judge_of(draft)
         if judge is not None and draft.token_ids and not draft.prefix_ends:
             with contain_request(req.parse_state, "asking about its draft"):
                 judge.ask(req)
 
-    def _judge_of(self, state: RequestState) -> Judge | None:
-        """The judge of its drafts; None if they are compared token by token."""
-        return self.judge if state.policy.judge else None
+    def _judge_of(self, draft: Draft) -> Judge | None:
+        return self.judge if draft.judge else None
 
     # -- drafts -----------------------------------------------------------------
 
-    def _accept_round(self, req: Req, result: TargetResult) -> Accepted:
-        state, draft = req.parse_state, req.parse_state.draft
-        verdicts, judge = Verdicts(), self._judge_of(state)
+    def _accept(self, req: Req, result: TargetResult) -> Round:
+        state, draft, verdicts = req.parse_state, req.parse_state.draft, Verdicts()
+        judge = self._judge_of(draft)
         if judge is not None:
             verdicts = judge.verdicts(state, result.scores, result.answers, result.target_tokens)
-        selection = self._select(req, result, verdicts)
-        accepted_len = selection.accepted_len
-        bonus = self._bonus_tokens(req, accepted_len, result)
-        matched = matching_tokens(draft.verified_ids[accepted_len:], bonus)
-        has_failed = self._observe(req, result, verdicts, accepted_len, matched)
-        state.finish_round(accepted_len, matched, len(bonus), has_failed=has_failed)
+        accepted_len, decided_by, rule = self._select(req, result, verdicts)
+        one = Round(
+            draft,
+            accepted_len,
+            bonus=self._bonus_tokens(req, accepted_len, result),
+            is_finished=completes_answer(req, len(draft.token_ids)),
+            verdicts=verdicts,
+            decided_by=decided_by,
+            rule=rule,
+            target_tokens=result.target_tokens,
+            scores=result.scores,
+        )
+        self.counters.count_round(one)
+        if judge is not None:
+            judge.observe(req, one)
+        self.sources.observe(req, one)
         if state.policy.keep_trace and not state.telemetry.is_trace_full:
-            layers = self.judge.layers if self.judge else ()
-            state.telemetry.add_record(
-                trace_record(state, result, verdicts, selection, bonus, judge, layers)
-            )
-        return Accepted((*draft.token_ids[:accepted_len], *bonus), draft, selection)
+            hidden = result.hidden if state.policy.keep_hidden_states else None
+            state.telemetry.add_record(trace_record(state, one, self.judge, hidden))
+        state.count_round(one)
+        return one
 
-    def _select(self, req: Req, result: TargetResult, verdicts: Verdicts) -> Selection:
-        """Accepts a prefix by its verdicts; in token mode the draft tokens that the target chose,
-        which is exact for greedy and sampled output."""
-        state, simulated = req.parse_state, self._simulated
+    def _select(
+        self, req: Req, result: TargetResult, verdicts: Verdicts
+    ) -> tuple[int, int | None, str | None]:
+        """Accepts a prefix by its verdicts; token by token the draft tokens that the target chose,
+        which is exact for greedy and sampled output.
+
+        Returns:
+            ``Round.accepted_len``, ``decided_by`` and ``rule``.
+        """
+        state, simulated, rule = req.parse_state, self._simulated, self.config.selection
         draft, threshold = state.draft, state.policy.threshold
-        if self._judge_of(state) is None:
+        if draft.judge is None:
             matched = matching_tokens(draft.token_ids, result.target_tokens)
-            return Selection(0 if state.policy.rejects_all else matched)
+            return 0 if state.policy.rejects_all else matched, None, None
         if simulated and not state.policy.rejects_all:
             place = place_of(req.origin_input_ids, len(state.output_ids))
             ends = draft.prefix_ends
-            return Selection(simulated.accepted_len(len(draft.token_ids), ends, place))
-        return select(
+            return simulated.accepted_len(len(draft.token_ids), ends, place), None, None
+        accepted_len, decided_by = select(
             verdicts.values,
             draft.prefix_ends,
             threshold,
-            self.config.selection,
+            rule,
             is_finished=draft.finished,
             refused_at=verdicts.refused_at,
         )
+        return accepted_len, decided_by, rule
 
-    def _bonus_tokens(self, req: Req, accepted_len: int, result: TargetResult) -> Sequence[int]:
+    def _bonus_tokens(self, req: Req, accepted_len: int, result: TargetResult) -> tuple[int, ...]:
         """Matched draft tokens after the accepted prefix, then the target's next token."""
         if completes_answer(req, accepted_len):
             return ()
@@ -207,51 +199,23 @@ class Committer:
         tokens = choices[: matching_tokens(drafted, choices) + 1]
         return up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
 
-    def _observe(
-        self,
-        req: Req,
-        result: TargetResult,
-        verdicts: Verdicts,
-        accepted_len: int,
-        matched: int,
-    ) -> bool:
-        """Counts the outcome and feeds the controller; returns whether the draft failed."""
-        outcome = _verify_outcome(req, accepted_len, matched)
-        self.counters.observe_verify(outcome.num_verified, accepted_len, verdicts.values)
-        judge = self._judge_of(req.parse_state)
-        if judge is not None:
-            choices, decides = result.target_tokens, self._simulated is None
-            judge.observe(req, verdicts, choices, outcome, decides=decides)
-        self.sources.observe(req, outcome)
-        return outcome.has_failed
-
-    def _after_round(self, req: Req, accepted: Accepted, draft: Draft) -> None:
+    def _move_on(self, req: Req, one: Round) -> None:
         """Drafting, where a draft may begin and is expected to pay."""
-        state, selection = req.parse_state, accepted.selection
-        rejected = selection.accepted_len < draft.num_verified
-        state.start_decode(
-            resumes=not rejected or self.config.on_reject == "redraft",
-            in_segment=rejected and self._is_in_segment(state, len(accepted.bonus)),
-        )
-        drafts = self._may_resume(req) and self._resume_drafting(req)
-        may_carry = drafts and draft.source == state.draft.source == MODEL
-        state.carry_over(_carry_over(draft, accepted) if may_carry else ())
-
-    # -- decode -----------------------------------------------------------------
-
-    def _after_decode(self, req: Req, num_tokens: int) -> None:
-        state = req.parse_state
+        state, left = req.parse_state, 0
         if state.in_segment and self.judge is not None:
             self.judge.note_step(state)
-        if state.in_segment and not self._is_in_segment(state, num_tokens):
-            state.end_segment()
-        if state.phase is Phase.DECODING and self._may_resume(req):
-            self._resume_drafting(req)
+            left = len(one.tokens)
+        elif one.draft.judge and one.is_rejected:
+            left = len(one.bonus)
+        state.start_decode(in_segment=left > 0 and self._is_in_segment(state, left))
+        drafts = self._may_resume(req) and self._resume_drafting(req)
+        may_carry = drafts and one.draft.source == state.draft.source == MODEL
+        state.carry_over(_carry_over(one) if may_carry else ())
 
     def _is_in_segment(self, state: RequestState, num_tokens: int) -> bool:
         """Whether the target has still to end a rejected segment, of which it has written the last
         ``num_tokens``."""
-        judge = self._judge_of(state)
+        judge = self.judge
         if judge is None or not judge.leaves_segments:
             return False
         return not judge.segments.ends_in(state.output_ids, len(state.output_ids) - num_tokens)
@@ -260,9 +224,9 @@ class Committer:
         """Whether a draft may begin: not after the answer's end, and not inside text that a
         grammar forces, but in token mode."""
         state = req.parse_state
-        if is_complete(req) or state.in_segment or not state.resumes:
+        if state.policy.is_plain or state.in_segment or is_complete(req):
             return False
-        return self._judge_of(state) is None or not ends_in_forced_text(state)
+        return not state.policy.judge or not ends_in_forced_text(state)
 
     def _resume_drafting(self, req: Req) -> bool:
         """Starts a draft if one is expected to pay; else the target decodes one more token."""
@@ -283,31 +247,15 @@ class Committer:
         )
 
 
-def _verify_outcome(req: Req, accepted_len: int, matched: int) -> VerifyOutcome:
-    state = req.parse_state
-    drafted, ends = state.num_drafted, state.draft.prefix_ends
-    rejected = next((end for end in ends if end > accepted_len), None)
-    if not ends and accepted_len < drafted:  # token mode
-        rejected = accepted_len + 1
-    return VerifyOutcome(
-        num_drafted=drafted,
-        num_verified=ends[-1] if ends else drafted,
-        accepted_len=accepted_len,
-        reject_end=rejected,
-        is_finished=completes_answer(req, drafted),
-        num_matched=matched,
-    )
-
-
-def _carry_over(draft: Draft, accepted: Accepted) -> tuple[int, ...]:
+def _carry_over(one: Round) -> tuple[int, ...]:
     """The unverified end of a draft, for the next draft to begin with.
 
     A draft that its budget ended inside a segment has tokens after its last prefix. If everything
     before them is output and the target's next token is the first of them, the draft model would
     write the rest again at the same positions: its KV is there.
     """
-    last = len(accepted.tokens) - 1
-    if accepted.selection.decided_by is None or last < draft.num_verified:
+    last = len(one.tokens) - 1
+    if one.decided_by is None or last < one.num_verified:
         return ()
-    unverified = draft.token_ids[last:]
-    return tuple(unverified[1:]) if unverified[:1] == [*accepted.bonus[-1:]] else ()
+    unverified = one.draft.token_ids[last:]
+    return tuple(unverified[1:]) if unverified[:1] == [*one.bonus[-1:]] else ()

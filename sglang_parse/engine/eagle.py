@@ -13,9 +13,8 @@ proposal, the draft extend covers the rows of a whole one, as in SGLang's EAGLE 
 so one CUDA graph. KV after the accepted tokens is overwritten. Otherwise it runs as after a
 prefill.
 
-The head then proposes a chain of tokens for the next target forward: a draft, which is verified as
-all drafts (``engine.commit``); or, beside a question, tokens that are accepted as far as they match
-the target's choices. Weights, graphs, attention and steps of the head are SGLang's; only SGLang's
+The head then proposes a chain of tokens, the draft that the next target forward verifies
+(``engine.commit``). Weights, graphs, attention and steps of the head are SGLang's; only SGLang's
 tree of alternatives is not built.
 
 Radix cache hits end one token before the first differing one: the head's KV has seen the next one
@@ -38,13 +37,13 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from sglang_parse.core.phases import Action
+from sglang_parse.core.phases import EAGLE3, Action
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import select_requests, slots_of
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.eagle_head import EagleHead
 from sglang_parse.engine.faults import EAGLE_HEAD, DraftGuard
-from sglang_parse.engine.requests import chain_len
+from sglang_parse.engine.requests import proposal_len
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.verify import TargetResult
 
@@ -151,23 +150,20 @@ class EagleDecoder(EagleHead):
         self,
         batch: ScheduleBatch,
         results: Sequence[TargetResult],
-        hidden: torch.Tensor | None,
         emitted: Sequence[Sequence[int]],
     ) -> None:
         """Writes the head's KV for the output tokens of a decode iteration.
 
         Args:
             results: of the target forward.
-            hidden: [rows, width] its captured hidden states; None if nothing was captured.
             emitted: per request of the batch its output tokens.
         """
-        if hidden is None:
-            return
-        hidden = self._read(hidden)
         accepted = [
-            HeadExtend(result.index, emitted[result.index], self._rows_of(result, hidden))
+            HeadExtend(result.index, emitted[result.index], self._rows_of(result, result.hidden))
             for result in results
-            if emitted[result.index] and batch.reqs[result.index].parse_state.policy.uses_eagle
+            if result.hidden is not None
+            and emitted[result.index]
+            and batch.reqs[result.index].parse_state.policy.uses_eagle
         ]
         if not accepted:
             return
@@ -183,11 +179,11 @@ class EagleDecoder(EagleHead):
         return hidden if self.columns is None else hidden[:, self.columns]
 
     def _rows_of(self, result: TargetResult, hidden: torch.Tensor) -> torch.Tensor:
-        """A request's rows of the hidden states. A proposal has slots for the longest one: rows
-        after a shorter one make it one shape."""
-        rows = hidden[result.hidden_rows]
+        """What the head reads of a request's hidden states. A proposal has slots for the longest
+        one: rows after a shorter one make it one shape."""
+        rows = self._read(hidden)
         missing = self._chain_rows - len(rows)
-        if result.action is not Action.EAGLE_DECODE or not missing:
+        if result.action is not Action.PROPOSE or not missing:
             return rows
         return torch.nn.functional.pad(rows, (0, 0, 0, missing))
 
@@ -261,31 +257,28 @@ class EagleDecoder(EagleHead):
             return self.worker._draft_extend_for_prefill(view, hidden, last_token_ids)
 
     def _store(self, reqs: Sequence[Req], output: Any) -> None:
-        """Stores the head's output with the requests that decode with it."""
+        """Stores the head's output with the requests that it proposes for."""
         for i, req in enumerate(reqs):
-            if req.parse_state.policy.decode_accelerator == "eagle3":
+            if req.parse_state.policy.proposer == EAGLE3:
                 place = slice(i, i + 1)
                 req.parse_state.eagle = EagleState(
                     output.topk_p[place], output.topk_index[place], output.hidden_states[place]
                 )
 
-    def propose(self, batch: ScheduleBatch, indices: Sequence[int]) -> dict[int, list[int]]:
+    def propose(self, batch: ScheduleBatch, indices: Sequence[int]) -> Sequence[Sequence[int]]:
         """Proposes the target's next tokens, at most as many as were planned, and as the request
         may still output.
 
         Returns:
-            Index into the batch -> token ids; empty where the head failed.
+            [indices] token ids; none where the head failed.
         """
-        proposals: dict[int, list[int]] = {i: [] for i in indices}
         reqs = [batch.reqs[i] for i in indices]
-        if reqs:
-            with self._guard.contain(reqs, model=EAGLE_HEAD, ends_failures=True):
-                lens = [chain_len(req, self.num_steps) for req in reqs]
-                self.num_run = self.steps_for(max(lens))
-                tokens = broadcast(self._propose(batch, indices).to(torch.int64)).tolist()
-                for i, length, chain in zip(indices, lens, tokens, strict=True):
-                    proposals[i] = chain[:length]
-        return proposals
+        with self._guard.contain(reqs, model=EAGLE_HEAD, ends_failures=True):
+            lens = [proposal_len(req, self.num_steps) for req in reqs]
+            self.num_run = self.steps_for(max(lens))
+            tokens = broadcast(self._propose(batch, indices).to(torch.int64)).tolist()
+            return [chain[:length] for length, chain in zip(lens, tokens, strict=True)]
+        return [()] * len(reqs)
 
     def _propose(self, batch: ScheduleBatch, indices: Sequence[int]) -> torch.Tensor:
         reqs = [batch.reqs[i] for i in indices]
@@ -302,12 +295,8 @@ class EagleDecoder(EagleHead):
                 [req.parse_state.output_ids[-1] for req in reqs], batch.device, torch.int32
             ),
         )
-        self.worker.speculative_num_steps = self.num_run
-        try:
-            with self.forward_contexts():
-                return self._run_chains(view)
-        finally:
-            self.worker.speculative_num_steps = self.num_steps
+        with self.forward_contexts(), self.running_steps(self.num_run):
+            return self._run_chains(view)
 
     def _run_chains(self, view: ScheduleBatch) -> torch.Tensor:
         """[n, num_run] proposed tokens. Source: ``EagleDraftWorker.draft`` without its trees and

@@ -74,6 +74,17 @@ class EagleHead:
             yield
 
     @contextmanager
+    def running_steps(self, num_steps: int) -> Iterator[None]:
+        """Proposals have so many tokens: the worker derives one number from the other, and selects
+        by both."""
+        worker, sizes = self.worker, (self.num_steps, self.num_steps + 1)
+        worker.speculative_num_steps, worker.speculative_num_draft_tokens = num_steps, num_steps + 1
+        try:
+            yield
+        finally:
+            worker.speculative_num_steps, worker.speculative_num_draft_tokens = sizes
+
+    @contextmanager
     def forward_contexts(self) -> Iterator[None]:
         """The contexts of ``EAGLEWorkerV2.forward_batch_generation``."""
         with (

@@ -16,6 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang_parse.attention.spec_input import ParseVerifyInput, forward_mode_of
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import flat_mask
+from sglang_parse.core.phases import Action
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows, select_requests, slots_of, spans_within
 from sglang_parse.engine.requests import sequence_slice
@@ -41,18 +42,34 @@ class RequestRows:
         logits_rows: rows that need logits: first those whose next token is needed, then the
             questions' last rows.
         num_token_rows: how many of them are of the first kind.
+        action: VERIFY or PROPOSE (a draft), or DECODE.
     """
 
     index: int
     layout: RequestLayout
-    token_ids: list[int]
+    token_ids: Sequence[int]
     logits_rows: tuple[int, ...]
     num_token_rows: int
+    action: Action = Action.DECODE
 
     @property
-    def drafted_ids(self) -> list[int]:
+    def lag(self) -> int:
+        """Rows before the anchor: tokens that a recurrent state lacks."""
+        return self.logits_rows[0]
+
+    @property
+    def num_rows(self) -> int:
+        return self.layout.num_rows
+
+    @property
+    def num_answers(self) -> int:
+        """Rows whose logits answer a question."""
+        return len(self.logits_rows) - self.num_token_rows
+
+    @property
+    def drafted_ids(self) -> Sequence[int]:
         """The input ids of the token rows behind the first, which is the anchor's."""
-        start = self.logits_rows[0] + 1
+        start = self.lag + 1
         return self.token_ids[start : start + self.num_token_rows - 1]
 
     @property
@@ -61,14 +78,19 @@ class RequestRows:
         return self.logits_rows[: self.num_token_rows]
 
 
-def decode_rows(index: int, req: Req, proposed: Sequence[int] = ()) -> RequestRows:
-    """The anchor and what an EAGLE-3 head proposes after it, with logits for all of them; before
-    them the tokens that a recurrent state lacks."""
-    lag, num_rows = req.parse_state.state_lag, 1 + len(proposed)
-    start = req.parse_state.committed_len - lag
-    layout = RequestLayout(prefix_len=start, num_draft_rows=lag + num_rows)
-    ids = sequence_slice(req, start, start + lag + num_rows, proposed)
-    return RequestRows(index, layout, ids, tuple(range(lag, lag + num_rows)), num_rows)
+_ONE_ROW = RequestLayout(0, 1)
+
+
+def step_rows(index: int) -> RequestRows:
+    """The row of an ordinary decode step of SGLang, which knows its position and token."""
+    return RequestRows(index, _ONE_ROW, (), (0,), 1)
+
+
+def decode_rows(index: int, req: Req) -> RequestRows:
+    """The anchor, and before it the tokens that a recurrent state lacks."""
+    lag, end = req.parse_state.state_lag, req.parse_state.committed_len + 1
+    layout = RequestLayout(prefix_len=end - 1 - lag, num_draft_rows=lag + 1)
+    return RequestRows(index, layout, sequence_slice(req, end - 1 - lag, end), (lag,), 1)
 
 
 def replay_rows(index: int, req: Req) -> RequestRows:
@@ -102,7 +124,9 @@ def verify_rows(index: int, req: Req) -> RequestRows:
     for _, question in asked:
         ids.extend(question)
     token_rows = tuple(range(lag, lag + num_tokens))
-    return RequestRows(index, layout, ids, token_rows + layout.verdict_rows, num_tokens)
+    proposed = req.parse_state.action is Action.PROPOSE
+    action = Action.PROPOSE if proposed else Action.VERIFY
+    return RequestRows(index, layout, ids, token_rows + layout.verdict_rows, num_tokens, action)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from sglang_parse.device import on_device
 from sglang_parse.engine import admission
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.prefill import take_prefilled
+from sglang_parse.engine.schedule import free_lookahead
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.step import Step
 
@@ -97,6 +98,15 @@ class Pipeline:
         if not batch.enable_overlap:
             self.finish()
         return step.result
+
+    def note_allocated(self, allocator: Any, slots: torch.Tensor) -> None:
+        """KV slots have a new owner, for whatever reason: none has the draft model's KV."""
+        drafter = self.engine.drafter
+        if drafter is not None and drafter.model.kv.allocator is allocator:
+            drafter.model.kv.note_allocated(slots)
+
+    def free_lookahead(self, req: Req, cache: Any) -> None:
+        free_lookahead(cache, req)
 
     def finish(self, until: Step | None = None) -> None:
         """Finishes iterations in order: up to ``until``, or all of them."""

@@ -31,8 +31,6 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
     watch = engine.timer.start()
     forward = engine.verifier.target.prefill(batch, **kwargs)
     given = _give_first_tokens(batch, forward.result)
-    if engine.drafter is not None:
-        engine.drafter.model.kv.clear(batch.out_cache_loc)
     for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
         req.parse_state.restart(length, req.output_ids)
     watch.stop(forward.first_ids and forward.first_ids.made)
@@ -60,8 +58,6 @@ def take_prefilled(engine: Engine, batch: ScheduleBatch) -> None:
         batch: SGLang's ``ScheduleBatch``, in the mode PREBUILT, behind its requests' matchers.
     """
     _prepare(engine, batch)
-    if engine.drafter is not None:
-        engine.drafter.model.kv.clear(batch.out_cache_loc)
     for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
         req.parse_state.restart(length, req.output_ids)
     engine.sources.poll(batch.reqs, after_prefill=True)

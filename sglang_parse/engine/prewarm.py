@@ -81,7 +81,7 @@ def _run_target(engine: Engine, batch: ScheduleBatch) -> None:
 def _verify(engine: Engine, batch: ScheduleBatch, num_rows: int, num_asked: int) -> StageTime:
     _set_draft(engine, batch, num_rows - 1 - num_asked, num_asked)
     watch = engine.timer.start()
-    forward = engine.verifier.verify(batch, [0], {}, [])
+    forward = engine.verifier.verify(batch, [0], [])
     forward.wait()
     watch.stop(forward.made)
     assert watch.ms is not None  # the host has waited

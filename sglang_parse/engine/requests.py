@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sglang_parse.core.phases import TARGET_DECODES, Action
+from sglang_parse.core.phases import EAGLE3, TARGET_DECODES, Action
 from sglang_parse.engine.sglang_types import Req
 
 
@@ -24,16 +24,17 @@ def draft_budget(req: Req, draft_tokens: int) -> int:
     return max(1, min(plan.draft_tokens if plan else draft_tokens, tokens_left(req)))
 
 
-def decodes_with_eagle(req: Req) -> bool:
-    """Whether the next decode step verifies an EAGLE-3 proposal; not for the last token."""
+def takes_proposal(req: Req) -> bool:
+    """Whether an EAGLE-3 head proposes for the next token; not for the last one."""
     state = req.parse_state
     return state.phase in TARGET_DECODES and state.eagle is not None and tokens_left(req) > 1
 
 
-def chain_len(req: Req, longest: int) -> int:
-    """Tokens of an EAGLE-3 proposal for the request, of ``longest`` at most."""
+def proposal_len(req: Req, longest: int) -> int:
+    """Tokens of an EAGLE-3 proposal for the request, of ``longest`` at most; fewer if its source
+    has planned it."""
     state = req.parse_state
-    if state.waits_for_chain and state.plan:
+    if state.draft.source == EAGLE3 and state.plan:
         longest = min(longest, state.plan.draft_tokens)
     return min(longest, tokens_left(req) - 1)
 

@@ -32,7 +32,7 @@ from sglang_parse.core.phases import Action, Phase
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
-from sglang_parse.engine.requests import decodes_with_eagle, draft_budget, has_ended
+from sglang_parse.engine.requests import draft_budget, has_ended, takes_proposal
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
@@ -134,7 +134,7 @@ class Schedule:
         """
         actions = [grant.action for grant in grants]
         decoding = [
-            i for i, action in enumerate(actions) if action in (Action.DECODE, Action.EAGLE_DECODE)
+            i for i, action in enumerate(actions) if action in (Action.DECODE, Action.PROPOSE)
         ]
         complete = [i for i, action in enumerate(actions) if action is Action.VERIFY]
         complete.sort(key=lambda i: -reqs[i].parse_state.waited)
@@ -170,8 +170,8 @@ class Schedule:
         committed, allocated = state.committed_len, kv.kv_allocated_len
         if has_ended(req):
             return KvDemand(state.phase, committed, allocated, 0, has_ended=True)
-        with_eagle = decodes_with_eagle(req)
-        rows = 1 + get_spec().speculative_num_steps if with_eagle else 1
+        proposes = takes_proposal(req)
+        rows = 1 + get_spec().speculative_num_steps if proposes else 1
         budget = draft_budget(req, self.config.draft_tokens)
         chunk = self.controller.limits.draft_chunk
         # The block that completes a chunk is accepted whole.
@@ -186,7 +186,7 @@ class Schedule:
             max_verify_slots=1 + longest_draft + num_questions * self.max_question_len,
             num_drafted=state.num_drafted + state.num_draft_inflight,
             waited=state.waited,
-            uses_eagle=with_eagle,
+            proposes=proposes,
         )
 
 
@@ -208,10 +208,10 @@ def _is_plain(req: Req) -> bool:
 
 def _take(batch: ScheduleBatch, req: Req, grant: KvGrant) -> None:
     state = req.parse_state
-    without_eagle = grant.action is Action.DECODE and decodes_with_eagle(req)
-    state.take(grant.action, grant.lookahead_slots or 0)
-    if without_eagle or grant.action is Action.DROP_DRAFT:
-        free_slots(batch, req, state.committed_len + 1)
+    frees = grant.action is Action.DECODE and (grant.cuts_draft or takes_proposal(req))
+    state.take(grant.action, grant.lookahead_slots or 0, cuts_draft=grant.cuts_draft)
+    if frees:
+        free_slots(batch.tree_cache, req, state.committed_len + 1)
 
 
 def _allocate(batch: ScheduleBatch, grants: Sequence[KvGrant]) -> None:
@@ -235,17 +235,27 @@ def _allocate(batch: ScheduleBatch, grants: Sequence[KvGrant]) -> None:
     )
 
 
-def free_slots(batch: ScheduleBatch, req: Req, length: int) -> None:
+def free_slots(cache: Any, req: Req, length: int) -> None:
     """Frees the request's slots from ``length`` on: KV of rejected drafts and of questions.
 
     Question KV cannot outlive its pass, because nothing owns its slots. A page whose first slots
     are in use is retained.
+
+    Args:
+        cache: SGLang's prefix cache, of its ``batch``.
     """
     allocated = req.kv.kv_allocated_len
-    length = pages_up(length, batch.token_to_kv_pool_allocator.page_size)
-    if length >= allocated:
-        return
-    table = batch.req_to_token_pool.req_to_token
-    slots = table[req.kv.req_pool_idx, length:allocated].to(torch.int64)
-    batch.tree_cache.token_to_kv_pool_allocator.free_segment(slots, start_pos=length)
-    req.kv.kv_allocated_len = length
+    length = pages_up(length, cache.token_to_kv_pool_allocator.page_size)
+    if length < allocated:
+        cache.free_kv_row(req.kv, [(length, allocated)])
+        req.kv.kv_allocated_len = length
+
+
+def free_lookahead(cache: Any, req: Req) -> None:
+    """Frees what a request that ends or is retracted has ahead of its committed tokens.
+
+    To SGLang all tokens up to ``kv_allocated_len`` have KV then: a streaming session's next turn
+    starts behind them.
+    """
+    free_slots(cache, req, req.kv.kv_committed_len)
+    req.kv.kv_allocated_len = min(req.kv.kv_allocated_len, req.kv.kv_committed_len)

@@ -2,7 +2,8 @@
 
     plan      each request takes an action, and KV slots for it
     draft     drafting requests get a chunk of draft tokens from the draft model
-    verify    the other requests share one forward of the target, which verifies complete drafts
+    verify    heads propose drafts; all requests but those that draft share one forward of the
+              target, which verifies complete drafts
     accept    draft tokens are accepted; what they and the target's own tokens make is output
     move on   requests start drafts behind their output, or decode; complete drafts are asked about
 
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_parse.core.phases import Action
-from sglang_parse.engine.commit import Accepted
+from sglang_parse.core.round import Round
 from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
 from sglang_parse.engine.drafting.draft_prefill import is_prefilled
 from sglang_parse.engine.drafting.drafter import Drafter
@@ -74,9 +75,9 @@ class Step:
     def finish(self) -> None:
         self._finish_draft()
         self.engine.committer.poll(self.batch.reqs)
-        accepted = self._accept()
-        self._move_on(accepted)
-        self._output(accepted)
+        rounds = self._accept()
+        self._move_on(rounds)
+        self._output(rounds)
 
     # -- launch -----------------------------------------------------------------
 
@@ -90,7 +91,7 @@ class Step:
         with engine.draft_guard.contain(filter(is_drafting, reqs), ends_failures=True):
             self.chunk.launch(self.draft_chunk, before)
             self.result.can_run_cuda_graph = drafter.model.replays
-        if by_action[Action.EAGLE_DECODE] or not drafter.model.runs_ahead:
+        if by_action[Action.PROPOSE] or not drafter.model.runs_ahead:
             self._finish_draft()
 
     def _prefill_drafts(self, drafter: Drafter, indices: Sequence[int]) -> Sequence[int]:
@@ -107,12 +108,14 @@ class Step:
     def _verify(
         self, by_action: Mapping[Action, Sequence[int]], before: TargetForward | None
     ) -> None:
-        engine, proposals = self.engine, dict[int, list[int]]()
-        if engine.eagle is not None and by_action[Action.EAGLE_DECODE]:
+        engine, proposing = self.engine, by_action[Action.PROPOSE]
+        if engine.eagle is not None and proposing:
             with self._head_watch:
-                proposals = engine.eagle.propose(self.batch, by_action[Action.EAGLE_DECODE])
+                proposals = engine.eagle.propose(self.batch, proposing)
+            for req, token_ids in zip(self._reqs(proposing), proposals, strict=True):
+                engine.committer.take_proposal(req, token_ids)
         self._forward_watch.start()
-        self.forward = engine.verifier.launch(self.batch, by_action, proposals, before)
+        self.forward = engine.verifier.launch(self.batch, by_action, before)
         if self.forward is not None:
             self.result.can_run_cuda_graph = self.forward.replays
             engine.counters.count("verify_passes_total", self.forward.num_passes)
@@ -131,39 +134,40 @@ class Step:
         masks = chunk.kind.masks.value
         self.engine.counters.count("draft_forward_passes_total", chunk.num_forwards, masks)
 
-    def _accept(self) -> Sequence[Accepted]:
+    def _accept(self) -> Sequence[Round]:
         """Outputs what the target's forward brought; [requests], in the batch's order."""
         engine, reqs, (forward, self.forward) = self.engine, self.batch.reqs, (self.forward, None)
-        accepted = [Accepted()] * len(reqs)
+        rounds = [Round()] * len(reqs)
         if forward is None:
-            return accepted
+            return rounds
         results = forward.wait()
         for result in results:
             if not is_gone(reqs[result.index]):
-                one = accepted[result.index] = engine.committer.accept(reqs[result.index], result)
+                one = rounds[result.index] = engine.committer.accept(reqs[result.index], result)
                 self._logprobs[result.index] = result.logprobs_of(one.tokens)
         self.result.logits_output = forward.output
         self._forward_watch.stop(forward.made)
-        tokens = [one.tokens for one in accepted]
+        tokens = [one.tokens for one in rounds]
         engine.verifier.settle(self.batch, results, tokens)
         if engine.eagle is not None:
             with self._head_watch:
-                engine.eagle.draft_extend(self.batch, results, forward.hidden, tokens)
-        engine.timer.target(self._forward_watch, self._head_watch, reqs, forward, results, tokens)
-        return accepted
+                engine.eagle.draft_extend(self.batch, results, tokens)
+        engine.timer.target(self._forward_watch, self._head_watch, reqs, forward, tokens)
+        return rounds
 
-    def _move_on(self, accepted: Sequence[Accepted]) -> None:
-        """Frees the slots of what was rejected, too: a carry-over keeps its own."""
-        for req, one in zip(self.batch.reqs, accepted, strict=True):
+    def _move_on(self, rounds: Sequence[Round]) -> None:
+        """Frees the slots of what was rejected, too: a carry-over keeps its own, and so does a
+        proposal, for the next one."""
+        for req, one in zip(self.batch.reqs, rounds, strict=True):
             if is_gone(req):
                 continue
             state = req.parse_state
             self.engine.committer.move_on(req, one)
-            if one.draft is not None and state.action is Action.VERIFY:
-                free_slots(self.batch, req, state.committed_len + state.num_drafted)
+            if one.tokens and state.action is Action.VERIFY:
+                free_slots(self.batch.tree_cache, req, state.committed_len + state.num_drafted)
 
-    def _output(self, accepted: Sequence[Accepted]) -> None:
-        engine, emitted, now = self.engine, [one.tokens for one in accepted], time.perf_counter()
+    def _output(self, rounds: Sequence[Round]) -> None:
+        engine, emitted, now = self.engine, [one.tokens for one in rounds], time.perf_counter()
         engine.observe(engine.timer.take_stages(), self._keys, emitted)
         for i, req in enumerate(self.batch.reqs):
             if is_gone(req):

@@ -11,7 +11,7 @@ from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.device import DeviceClock
 from sglang_parse.engine.drafting.chunk import DraftChunk
 from sglang_parse.engine.sglang_types import Req
-from sglang_parse.engine.verify import TargetForward, TargetResult
+from sglang_parse.engine.verify import TargetForward
 
 
 class Stopwatch:
@@ -160,7 +160,6 @@ class StageTimer:
         head: Stopwatch,
         reqs: Sequence[Req],
         forward: TargetForward,
-        results: Sequence[TargetResult],
         tokens: Sequence[Sequence[int]],
     ) -> None:
         """A target forward, charged to its requests by their rows.
@@ -169,19 +168,21 @@ class StageTimer:
             head: what an EAGLE-3 head proposed before it, and read after it.
             tokens: per request of ``reqs`` its output tokens.
         """
-        states = [reqs[result.index].parse_state for result in results]
-        decoded = [tokens[x.index] for x in results if x.action is not Action.VERIFY]
+        parts = forward.parts
+        states, actions = [reqs[x.index].parse_state for x in parts], {x.action for x in parts}
+        # A proposal is booked as a decode step of several tokens (``sources.eagle``).
+        decoded = [tokens[part.index] for part in parts if part.action is not Action.VERIFY]
         num_decoding, num_decoded = len(decoded), sum(map(len, decoded))
-        head_stage = "draft" if any(result.is_chain for result in results) else "decode"
+        head_stage = "draft" if Action.PROPOSE in actions else "decode"
 
         def charge(ms: float) -> None:
-            for state, result in zip(states, results, strict=True):
-                stage = "verify" if result.is_round else "decode"
-                state.telemetry.charge(**{stage: ms * result.num_rows / forward.num_rows})
+            for state, part in zip(states, parts, strict=True):
+                stage = "decode" if part.action is Action.DECODE else "verify"
+                state.telemetry.charge(**{stage: ms * part.num_rows / forward.num_rows})
 
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], **{head_stage: head_ms})
-            if num_decoding < len(results):
+            if Action.VERIFY in actions:
                 stage = Stage.VERIFY, forward.num_rows, 0
             else:
                 stage = Stage.DECODE, num_decoding, num_decoded

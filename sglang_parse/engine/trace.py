@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
+
+import torch
 
 from sglang_parse.core.phases import ANSWERS, TraceRecord
 from sglang_parse.core.request import RequestState
-from sglang_parse.core.selection import Selection
+from sglang_parse.core.round import Round
 from sglang_parse.engine.judge.head import encode_hidden_states
-from sglang_parse.engine.judge.judge import Judge, Verdicts
-from sglang_parse.engine.verify import TargetResult
+from sglang_parse.engine.judge.judge import Judge
 
 
 def trace_record(
-    state: RequestState,
-    result: TargetResult,
-    verdicts: Verdicts,
-    selection: Selection,
-    bonus: Sequence[int],
-    judge: Judge | None,
-    layers: Sequence[int],
+    state: RequestState, one: Round, judge: Judge | None, hidden: torch.Tensor | None = None
 ) -> TraceRecord:
-    draft, question, refusal = state.draft, judge and judge.question, verdicts.refusal
+    """The record of a round of the request, before its tokens are output.
+
+    Args:
+        judge: the server's; None in token mode.
+        hidden: [>= 1 + verified tokens, width] the target's hidden states, if they are asked for.
+    """
+    draft, verdicts, refusal = one.draft, one.verdicts, one.verdicts.refusal
+    asked = judge if draft.judge else None
+    question = asked and asked.question
     if draft.source == ANSWERS:  # somebody else's text
-        draft, refusal = draft.accepted(selection.accepted_len), None
+        draft, refusal = draft.accepted(one.accepted_len), None
     num_prefixes, num_verified = len(draft.prefix_ends), draft.num_verified
-    decided_by = selection.decided_by
     record: TraceRecord = {
         "output_start": len(state.output_ids),
         "source": draft.source,
@@ -35,25 +36,24 @@ def trace_record(
         "finished": draft.finished,
         "prefix_ends": list(draft.prefix_ends),
         "question_token_ids": [list(ids) for ids in draft.question_ids],
-        "judge": judge.name if judge else None,
+        "judge": asked.name if asked else None,
         "accept_token_id": question.accept_id if question else None,
         "reject_token_id": question.reject_id if question else None,
         "verdicts": list(verdicts.values[:num_prefixes]),
         "verdict_mass": list(verdicts.mass[:num_prefixes]),
         "threshold": state.policy.threshold,
         "strict": asdict(refusal) if refusal else None,
-        "selection": selection.rule,
-        "accepted_len": selection.accepted_len,
-        "decided_by": None if decided_by == num_prefixes else decided_by,
-        "next_token_id": bonus[0] if bonus else None,
-        "bonus_token_ids": list(bonus),
-        "target_token_ids": list(result.target_tokens[: num_verified + 1]),
+        "selection": one.rule,
+        "accepted_len": one.accepted_len,
+        "decided_by": None if one.decided_by == num_prefixes else one.decided_by,
+        "next_token_id": one.bonus[0] if one.bonus else None,
+        "bonus_token_ids": list(one.bonus),
+        "target_token_ids": list(one.target_tokens[: num_verified + 1]),
         "plan": asdict(state.plan) if state.plan else {},
     }
-    if scores := result.scores[:num_verified]:
+    if scores := one.scores[:num_verified]:
         record["draft_logprobs"] = [row[2] for row in scores]
         record["draft_entropies"] = [row[3] for row in scores]
-    if result.hidden is not None:
-        hidden = result.hidden[: num_verified + 1]
-        record["hidden_states"] = encode_hidden_states(hidden, layers)
+    if hidden is not None and judge is not None:
+        record["hidden_states"] = encode_hidden_states(hidden[: num_verified + 1], judge.layers)
     return record

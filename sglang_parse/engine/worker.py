@@ -64,6 +64,8 @@ class ParseWorker(BaseSpecWorker):
         del on_publish
         engine, is_prefill = self.engine, batch.forward_mode.is_extend()
         engine.counters.record_launch(batch.reqs, overlap=batch.enable_overlap)
+        if engine.drafter is not None:
+            engine.drafter.model.kv.unmark_allocated()
         self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
         if not is_prefill:
             self._running = {id(req): req for req in batch.reqs}

@@ -25,9 +25,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.print(shown)
         return 0
     model = _read(name)
-    why = refusal(model, is_draft=False)
+    why = refusal(model, None, is_draft=False)
     console.print(f"as target: {why or 'served'}")
-    console.print(f"as draft: {refusal(model, is_draft=True) or 'served'}")
+    console.print(f"as draft: {refusal(model, None, is_draft=True) or 'served'}")
     return int(bool(why))
 
 

@@ -8,8 +8,8 @@ In the launcher, ``plugin.validate_server_args`` calls, in this order:
     questions   the question: the one that is set, or a built-in one that fits the target
 
 Before SGLang configures the models, the patch ``start_checks`` checks their paths and attention by
-``models``, and when all settings are resolved, these again by ``checks``, and those of targets that
-were only read by ``unproved``. ``report`` shows errors as one line.
+``models``, and when all settings are resolved, these again by ``checks``. ``report`` shows errors
+as one line.
 
 In the scheduler, ``questions`` and ``checks`` give the worker its question and layout, and
 ``fallback`` decides for each request whether it is served by plain decoding.

@@ -95,7 +95,7 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Returns a server's fingerprint; ``dtype`` is the target's."""
     target, draft = pair_digests(args)
-    if config.drafts_with_eagle3:
+    if config.uses_eagle3 and config.has_head:  # beside a question they are exact
         draft += model_digest(config.eagle3_path, None, args.download_dir)
     return Fingerprint(
         target=target,

@@ -49,7 +49,7 @@ from sglang_parse.startup.models import (
 )
 from sglang_parse.startup.parallel import parallel_draft
 from sglang_parse.startup.questions import question_for
-from sglang_parse.startup.unproved import check_unproved
+from sglang_parse.startup.states import check_states
 from sglang_parse.telemetry.prometheus import with_parse_metrics
 
 logger = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ def check_resolved(args: Any) -> None:
     config = ParseConfig.from_env()
     check_settings(args)
     target, draft = read_pair(args)
-    check_unproved(args, target, draft)
+    check_states(args, target)
     pass_layout(args, config, target, parallel_draft(config, draft).size)
     warn_of_expansion(args, target)
 

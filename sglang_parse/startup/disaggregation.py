@@ -36,7 +36,7 @@ def check_decode_server(args: Any, config: ParseConfig, target: Any) -> None:
     for name, (allowed, fix) in _ALLOWED.items():
         value = getattr(args, name)
         require(value in allowed, flag_of(name), value, fix)
-    mode, fix = flag_of("disaggregation_mode"), f"leave {flag('decode_accelerator')} out with it"
+    mode, fix = flag_of("disaggregation_mode"), f"leave {flag('eagle3_path')} out with it"
     why = "a head reads the target's hidden states of the prompt, which are not transferred"
     require(not config.uses_eagle3, mode, DECODE, fix, why=why)
     attention, fix = attention_of(target), "leave it out for this target"

@@ -14,8 +14,6 @@ from sglang_parse.attention.support import Attention
 TEXTS = "texts, earlier answers, `--parse-draft-url`"
 ON_CPU, READ = "on CPU servers", "by reading"
 TOKEN_MODE = f"{ON_CPU}, token mode only"
-TRY = "`--parse-unproved-families serve`"
-UNPROVED = f"{READ}, never run: only with {TRY}"
 ANY, UNREAD, UNASKED = "all", "question, likelihood, none", "likelihood, none"
 HEADED = "head, likelihood, none"
 """Who verifies; "none" is token mode. ``UNREAD``: no head, as SGLang captures no layers, or other
@@ -30,7 +28,7 @@ WHY = {
     Attention.LATENT: f"{UNSEEN} in this class",
     Attention.WINDOWS: f"{UNSEEN} in this class",
     Attention.POOLS: f"{UNSEEN} in this class",
-    Attention.CHUNKS: UNSEEN,
+    Attention.CHUNKS: f"{UNSEEN}: SGLang runs it on GPUs only",
     Attention.SPARSE: f"{UNSEEN}: SGLang runs it on GPUs only",
     Attention.STATES: f"{UNSEEN} in this class",
 }
@@ -49,7 +47,6 @@ class Family:
         seen: how it was seen to run; "" for a family that is refused.
         draft: what can draft for it.
         judges: who can verify its answers.
-        backend: the attention backend that it starts with, if it was read with one only.
         why: it is refused, where ``WHY`` of its attention does not say it; ``instead``: what serves
             it.
     """
@@ -60,7 +57,6 @@ class Family:
     seen: str = ""
     draft: str = TEXTS
     judges: str = ANY
-    backend: str = ""
     why: str = ""
     instead: str = ""
 
@@ -183,14 +179,7 @@ FAMILIES = (
         judges=UNASKED,
     ),
     Family("MiMo-V2.5, Step 3.7 and others with such windows", (), Attention.POOLS),
-    Family(
-        "Llama 4",
-        ("Llama4ForConditionalGeneration",),
-        Attention.CHUNKS,
-        UNPROVED,
-        judges=UNASKED,
-        backend="fa3",
-    ),
+    Family("Llama 4", ("Llama4ForConditionalGeneration",), Attention.CHUNKS),
     Family(
         "DeepSeek V4",
         ("DeepseekV4ForCausalLM",),
@@ -207,9 +196,6 @@ FAMILIES = (
         "DeepSeek V3.2, GLM-5",
         ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
         Attention.SPARSE,
-        UNPROVED,
-        judges=UNASKED,
-        backend="dsa",
         instead=MTP,
     ),
     Family(
@@ -243,6 +229,18 @@ FAMILIES = (
     Family("Ling 2.5 and other hybrids", (), Attention.STATES),
 )
 
+NOT_ON_CPU = {
+    *("Gemma2ForCausalLM", "Exaone4ForCausalLM"),
+    *("GptOssForCausalLM", "Gemma4ForConditionalGeneration"),
+    *(
+        name
+        for family in FAMILIES
+        if family.attention in (Attention.LATENT, Attention.STATES)
+        for name in family.architectures
+    ),
+}
+"""Classes that SGLang runs on GPUs only, or gives other tokens on a CPU. The tests' servers, which
+bring kernels for them (``tests/support/plugins/cpu_families``), have none."""
 
 HEADINGS = ("family", "attention", "judges", "layouts", "drafts", "seen")
 
@@ -273,17 +271,17 @@ def usual_drafts(model: Any) -> str:
     return f"for {family.name}: {family.draft}"
 
 
-def instead_of(model: Any) -> str:
+def lacks_cpu(model: Any, device: str | None) -> bool:
+    """Whether the device is a CPU, and the ``ModelConfig`` one that no CPU serves."""
+    return device == "cpu" and not NOT_ON_CPU.isdisjoint(model.hf_config.architectures)
+
+
+def instead_of(model: Any, device: str | None) -> str:
     """What to do instead of serving a ``ModelConfig`` that is refused."""
+    if family_of(model).seen and lacks_cpu(model, device):
+        return "start it on a GPU, or use a model with full attention"
     how = family_of(model).instead or "without --speculative-algorithm PARSE"
-    fix = f"use a model that `sglang-parse models` lists as seen, or this one {how}"
-    return f"{fix}; to try it, {TRY.strip('`')}" if is_unproved(model) else fix
-
-
-def is_unproved(model: Any) -> bool:
-    """Whether only the flag ``TRY`` serves a ``ModelConfig``."""
-    family, names = family_of(model), {*model.hf_config.architectures}
-    return family.seen == UNPROVED and not names.isdisjoint(family.architectures)
+    return f"use a model that `sglang-parse models` lists as seen, or this one {how}"
 
 
 def _why(family: Family) -> str:
@@ -328,11 +326,8 @@ def _may_have_pools(model: Any) -> bool:
     return is_hybrid_swa_model(model.hf_config.architectures, model.hf_text_config)
 
 
-def refusal(model: Any, *, is_draft: bool, unproved: bool = False) -> str:
-    """Describes why a ``ModelConfig`` is refused; "" if it is served.
-
-    ``unproved``: whether targets are served that were only read.
-    """
+def refusal(model: Any, device: str | None, *, is_draft: bool) -> str:
+    """Describes why a ``ModelConfig`` is refused on a device; "" if it is served."""
     family = family_of(model)
     name = model.hf_config.architectures[0]
     known = f"{name} ({family.name})" if name in family.architectures else name
@@ -340,10 +335,7 @@ def refusal(model: Any, *, is_draft: bool, unproved: bool = False) -> str:
     if is_draft and family.attention is Attention.STATES:
         fix = "a server of its own with it can draft: --parse-draft-url"
         return f"{found}, whose state would have to follow what is kept of each draft ({fix})"
-    is_seen = family.seen and family.seen != UNPROVED
     # A draft's rows are causal, and its KV is in one pool (the patch ``draft_models``).
-    if is_seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
-        return ""
-    if unproved and not is_draft and is_unproved(model):
-        return ""
+    if family.seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
+        return f"{found}, which SGLang runs on GPUs" if lacks_cpu(model, device) else ""
     return f"{found}, {_why(family)}"

@@ -113,10 +113,9 @@ def check_contexts(args: Any, target: Any, draft: Any) -> None:
 
 def check_attention(args: Any, target: Any, draft: Any) -> None:
     """Raises AdmissionError for a model whose attention PARSE does not serve."""
-    unproved = ParseConfig.from_env().unproved_families == "serve"
-    if why := refusal(target, is_draft=False, unproved=unproved):
-        refuse(TARGET, args.model_path, instead_of(target), why=why)
-    if draft is not None and (why := refusal(draft, is_draft=True)):
+    if why := refusal(target, args.device, is_draft=False):
+        refuse(TARGET, args.model_path, instead_of(target, args.device), why=why)
+    if draft is not None and (why := refusal(draft, args.device, is_draft=True)):
         fix = f"use it on another server, by {flag('draft_url')}, or another draft model here"
         path = args.speculative_draft_model_path
         refuse(DRAFT, path, f"{fix} ({usual_drafts(target)})", why=why)

@@ -48,16 +48,6 @@ def make_assignment(
     return Assignment(title, items, grade, max_tokens or MAX_TOKENS, locate)
 
 
-def prompts_assignment(file: Path | None, count: int, max_tokens: int | None) -> Assignment:
-    """Loads training problems without a grader: every answer gets 0."""
-    if file is not None:
-        title, items, limit = file.name, read_prompts(file), FILE_MAX_TOKENS
-    else:
-        title, items = _demo_items(load_problems(), count, is_training=True)
-        limit = MAX_TOKENS
-    return Assignment(title, items, lambda *_: 0.0, max_tokens or limit)
-
-
 def data_set(task: Assignment, count: int | None = None) -> str:
     """Names a task, or its first problems, with a digest of their texts."""
     texts = [item.text for item in task.items[:count]]

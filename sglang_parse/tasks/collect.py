@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog
-from sglang_parse.client.records import PARSE, PLAIN, TITLES, Answer, Assignment, BenchError, Item
+from sglang_parse.client.records import PARSE, PLAIN, TITLES, Answer, Assignment, BenchError
 from sglang_parse.client.servers import ENVIRONMENT, Endpoint, Remote
 from sglang_parse.client.tables import add_bar, make_progress
 from sglang_parse.core.certificate import Fingerprint
@@ -81,17 +81,16 @@ class Collector:
         parse: Parse | None,
         max_tokens: int,
         on_answer: Callable[[], None] = lambda: None,
-        items: Sequence[Item] | None = None,
         **asking_more: Any,
     ) -> Sequence[Answer]:
-        """Answers these problems, or of other ``items``, always by drafting; ``parse`` None: by
-        plain decoding. ``asking_more``: further fields of ``Asking``."""
+        """Answers these problems, always by drafting; ``parse`` None: by plain decoding.
+        ``asking_more``: further fields of ``Asking``."""
         server, options = self.endpoint, {"enabled": True, "drafting": "always", **(parse or {})}
         if parse is None:  # under PARSE's name the client would require drafts
             server, options = Remote(PLAIN, self.endpoint.url), {"enabled": False}
         more = {"parse": options, "limit_s": LONG_LIMIT_S, **asking_more}
         asking = Asking(self.settings.model_name, max_tokens, **more)
-        items, at_once = items or self.task.items, self.settings.concurrency
+        items, at_once = self.task.items, self.settings.concurrency
         run = ask(server, items, indices, concurrency=at_once, asking=asking, on_answer=on_answer)
         return run.answers
 

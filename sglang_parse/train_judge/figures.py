@@ -7,10 +7,9 @@ resamples for every reader of verdicts, so that their differences are paired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from sglang_parse.train_judge.drafts import LabeledDraft
 RANKED_RISK, SERVED_RISK = 2, 0.25
 """Percent of drafts with an accepted error: what ranks candidates, and what a server's default
 threshold has, because an answer has several drafts."""
-KEPT, RISKS = (90, 95, 99), (SERVED_RISK, 1, RANKED_RISK, 5)
-"""Percent of right units that are kept, and of drafts with an accepted error."""
+RISKS = (SERVED_RISK, 1, RANKED_RISK, 5)
+"""Percent of drafts with an accepted error."""
 RESAMPLES = 400
 
 TINY = 1e-9
@@ -54,8 +53,6 @@ class ReaderFigures:
         auroc: probability that a right unit has a higher verdict than a wrong one, ties counted
             half: 1 is perfect, 0.5 is chance.
         auroc_within_prompt: the same, of units of one prompt; null where no prompt has both.
-        refused_at_kept: refused fraction of the wrong units at the threshold that keeps 90, 95 or
-            99 % of the right ones.
         kept_at_risk: fraction of the draft tokens that first-reject accepts at the threshold at
             which 0.25, 1, 2 or 5 % of the drafts have an error accepted. A draft that has a label
             only as a whole counts if it is accepted whole.
@@ -63,7 +60,6 @@ class ReaderFigures:
 
     auroc: Estimate
     auroc_within_prompt: Estimate
-    refused_at_kept: dict[str, Estimate]
     kept_at_risk: dict[str, Estimate]
 
 
@@ -82,11 +78,10 @@ class Bootstrap:
         self._drafts, self._prompts = drafts, prompts
 
     def figures(self, scores: Scores) -> ReaderFigures:
-        refused, kept = self._refused_at_kept(scores), self._kept_at_risk(scores)
+        kept = self._kept_at_risk(scores)
         return ReaderFigures(
             auroc=self.auroc(scores),
             auroc_within_prompt=Estimate.of(self._within_prompt(scores)),
-            refused_at_kept={f"{at}": Estimate.of(refused[:, k]) for k, at in enumerate(KEPT)},
             kept_at_risk={f"{at}": Estimate.of(kept[:, k]) for k, at in enumerate(RISKS)},
         )
 
@@ -109,35 +104,18 @@ class Bootstrap:
     def _aurocs(self, scores: Scores) -> np.ndarray:
         """[1 + resamples]"""
 
-        def area(right: np.ndarray, wrong: np.ndarray) -> float:
-            below = np.cumsum(wrong) - wrong
-            return _ratio((right * (below + wrong / 2)).sum(), right.sum() * wrong.sum())
-
-        return self._over_units(scores, area)
-
-    def _refused_at_kept(self, scores: Scores) -> np.ndarray:
-        """[1 + resamples, len(KEPT)]"""
-
-        def refused(right: np.ndarray, wrong: np.ndarray) -> list[float]:
-            right_below, wrong_below = np.cumsum(right) - right, np.cumsum(wrong) - wrong
-            allowed = [(1 - percent / 100) * right.sum() + TINY for percent in KEPT]
-            # The last value that is a threshold with few enough right units below it.
-            places = np.searchsorted(right_below, allowed, side="right") - 1
-            return [_ratio(wrong_below[place], wrong.sum()) for place in places]
-
-        return self._over_units(scores, refused)
-
-    def _over_units(self, scores: Scores, compute: Callable[..., Any]) -> np.ndarray:
-        """Calls ``compute`` with the numbers of right and wrong units by ascending score."""
         places, size = _places([scores[d][k] for d, k in self._units])
 
         def count(times: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+            """By ascending score."""
             return np.bincount(places[chosen], times[self._unit_prompts[chosen]], size)
 
-        kinds = self._right, ~self._right
-        return np.array(
-            [compute(*(count(times, kind) for kind in kinds)) for times in self._resamples]
-        )
+        def area(times: np.ndarray) -> float:
+            right, wrong = (count(times, kind) for kind in (self._right, ~self._right))
+            below = np.cumsum(wrong) - wrong
+            return _ratio((right * (below + wrong / 2)).sum(), right.sum() * wrong.sum())
+
+        return np.array([area(times) for times in self._resamples])
 
     def _kept_at_risk(self, scores: Scores) -> np.ndarray:
         """[1 + resamples, len(RISKS)]"""

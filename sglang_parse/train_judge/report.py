@@ -21,15 +21,11 @@ from sglang_parse.client.sections import (
 from sglang_parse.client.statistics import CHANCE
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.train_judge.figures import Estimate, ReaderFigures
-from sglang_parse.train_judge.result import COMPLETE, LOGPROB, QUESTION, SMALLEST, JudgeReport
+from sglang_parse.train_judge.result import COMPLETE, LOGPROB, QUESTION, JudgeReport
 
-TITLES = {
-    QUESTION: "the question",
-    LOGPROB: "the likelihood",
-    SMALLEST: "the smallest log-probability",
-}
+TITLES = {QUESTION: "the question", LOGPROB: "the likelihood"}
 HEAD = "the head"
-COLOURS = ("blue", "orange", "green", "purple")
+COLOURS = ("blue", "orange", "green")
 
 
 def summary(report: JudgeReport) -> list[str]:
@@ -116,16 +112,13 @@ def rows(report: JudgeReport) -> list[tuple[str, ReaderFigures]]:
 
 
 def readers_grid(report: JudgeReport) -> Grid:
-    cells = [
-        [name, _cell(one.auroc), _cell(one.auroc_within_prompt), *_percents(one.refused_at_kept)]
-        for name, one in rows(report)
-    ]
-    refused = (f"wrong refused at {percent} % kept" for percent in report.head.refused_at_kept)
+    found = rows(report)
+    cells = [[name, _cell(one.auroc), _cell(one.auroc_within_prompt)] for name, one in found]
     note = (
         f"Over {report.unit}. AUROC: 1 is perfect, 0.5 a coin toss; over all, and over those of "
-        "one prompt. Refused: of the wrong ones, where so many of the right ones are kept."
+        "one prompt."
     )
-    return Grid(("", "AUROC", "within a prompt", *refused), cells, note, (0, 1, 4))
+    return Grid(("", "AUROC", "within a prompt"), cells, note, (0, 1, 2))
 
 
 def kept_grid(report: JudgeReport) -> Grid:

@@ -20,12 +20,11 @@ from sglang_parse.train_judge.figures import (
     Bootstrap,
     Estimate,
     ReaderFigures,
-    Scores,
     threshold_at,
 )
-from sglang_parse.train_judge.training import Trained, likelihood_scores, smallest_logprobs
+from sglang_parse.train_judge.training import Trained, likelihood_scores
 
-QUESTION, LOGPROB, SMALLEST = "question", "logprob", "smallest_logprob"
+QUESTION, LOGPROB = "question", "logprob"
 """Readers that need no training, by their keys in judge.json."""
 COMPLETE = "complete drafts"
 EVERY_TOKEN = str(SegmentRule("tokens", 1))
@@ -58,12 +57,9 @@ class JudgeReport:
     @classmethod
     def of(cls, data: TrainingSet, trained: Trained) -> JudgeReport:
         drafts, compared = data.drafts, Bootstrap(data.drafts)
-        scores: dict[str, Scores] = {
-            LOGPROB: [likelihood_scores(draft) for draft in drafts],
-            SMALLEST: [smallest_logprobs(draft) for draft in drafts],
-        }
-        others = {key: compared.figures(one) for key, one in scores.items()}
-        gains = {key: compared.gain(trained.scores, one) for key, one in scores.items()}
+        likelihood = [likelihood_scores(draft) for draft in drafts]
+        others = {LOGPROB: compared.figures(likelihood)}
+        gains = {LOGPROB: compared.gain(trained.scores, likelihood)}
         asked = [place for place, draft in enumerate(drafts) if draft.asked]
         if asked:
             first = Bootstrap([drafts[place] for place in asked])

@@ -26,12 +26,12 @@ from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.config import MAX_DRAFT
 from sglang_parse.core.judge import FILE
 from sglang_parse.core.segment import Segmenter, SegmentRule
-from sglang_parse.tasks.assignment import data_set, make_assignment, prompts_assignment
+from sglang_parse.tasks.assignment import data_set, make_assignment
 from sglang_parse.tasks.collect import Collector, open_collector
 from sglang_parse.train_judge.data import data_assignment
 from sglang_parse.train_judge.drafts import LabeledDraft, NothingToLearnError, TrainingSet
 from sglang_parse.train_judge.gather import Given, HiddenStates, gather, gather_later
-from sglang_parse.train_judge.labels import label_by_target, labeled
+from sglang_parse.train_judge.labels import labeled
 from sglang_parse.train_judge.report import sections
 from sglang_parse.train_judge.result import JudgeReport, content, write_weights
 from sglang_parse.train_judge.settings import TrainJudgeSettings
@@ -74,18 +74,16 @@ def learn(
     Raises:
         NothingToLearnError: right and wrong drafts get the same scores, or one kind is missing.
     """
-    by_target, is_located = settings.labels == "target", task.locate is not None
+    is_located = task.locate is not None
     with open_collector(settings, task, console, log) as collector:
         states, fingerprint = HiddenStates.of(collector, given), collector.served[0]
         count = len(task.items) if settings.data else min(settings.requests, len(task.items))
         seen = gather(collector, range(count), states, given)
-        found = label_by_target(collector, seen, settings.samples) if by_target else seen
-        drafts = labeled(found, task, states, is_located=by_target or is_located)
+        drafts = labeled(seen, task, states, is_located=is_located)
         log(f"{len(drafts)} of {count} drafts have a label")
 
     def trained() -> JudgeReport:
-        locates_tokens = is_located and not by_target
-        data = TrainingSet(drafts, states.layers, states.hidden_size, locates_tokens)
+        data = TrainingSet(drafts, states.layers, states.hidden_size, is_located)
         with make_progress(console) as progress:
             bar = add_bar(progress, "train", num_steps(data))
             found = train(data, settings.max_rows, lambda: progress.advance(bar))
@@ -109,8 +107,6 @@ def load_task(settings: TrainJudgeSettings) -> Assignment:
     if settings.data:
         digest = hashlib.sha256(settings.data.read_bytes()).hexdigest()[:16]
         task = data_assignment(settings.data, f"{settings.data.name} ({digest})")
-    elif settings.labels == "target":
-        task = prompts_assignment(settings.task_file, settings.requests, settings.max_tokens)
     else:
         make = settings.task_file, settings.grader, settings.requests, settings.max_tokens
         task = make_assignment(*make, is_training=True)

@@ -16,7 +16,7 @@ from sglang_parse.tasks.settings import FIXED_LENGTH, GradedSettings, load
 
 MAX_PREFIXES = 64
 """Of the server that is started: nearly every segment end gets a label."""
-Labels = Literal["grader", "answers", "target"]
+Labels = Literal["grader", "answers"]
 Drafts = Literal["first", "all"]
 _labels = partial(option, group="labels")
 _head = partial(option, group="verdict head")
@@ -33,8 +33,7 @@ class TrainJudgeSettings(GradedSettings):
     labels: Labels = _labels(
         "grader",
         "grader: what the grader, or --data, says about prefixes; answers: what it says about "
-        "complete drafts only; target: no grader, a prefix is right if the target's own answer "
-        "ends as it does after this prefix",
+        "complete drafts only",
         choices=get_args(Labels),
     )
     requests: int = _labels(
@@ -45,9 +44,6 @@ class TrainJudgeSettings(GradedSettings):
         "all: the head is served, and the drafts that follow the first ones in whole answers train "
         "it again, too; first: first drafts alone",
         choices=get_args(Drafts),
-    )
-    samples: int = _labels(
-        1, "of --labels target, answers per prefix; 1 is greedy", type=at_least(1)
     )
     layers: tuple[int, ...] = _head(
         (),
@@ -60,9 +56,8 @@ class TrainJudgeSettings(GradedSettings):
     @classmethod
     def read(cls, arguments: Namespace) -> Self:
         settings = super().read(arguments)
-        if settings.data and (settings.task_file or settings.labels == "target"):
-            other = "--task-file" if settings.task_file else "--labels target"
-            raise BenchError(f"--data has labels already; fix: leave out {other}, or --data")
+        if settings.data and settings.task_file:
+            raise BenchError("--data has labels already; fix: leave out --task-file, or --data")
         if len(settings.layers) > MAX_LAYERS:
             raise BenchError(f"--layers names {len(settings.layers)}; use at most {MAX_LAYERS}")
         if settings.layers or settings.remote:
@@ -82,7 +77,7 @@ class TrainJudgeSettings(GradedSettings):
             return "--drafts first"
         if self.data:
             return "--data has no answers"
-        if self.labels == "target" or task.locate is None:
+        if task.locate is None:
             return "errors of later drafts are not located"
         if self.remote:
             return "the server of --url was not started here, and cannot be started with the head"

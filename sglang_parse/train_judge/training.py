@@ -52,11 +52,6 @@ def likelihood_scores(draft: LabeledDraft) -> list[float]:
     return pooled_scores("worst-token", tokens.tolist(), (), draft.prefix_ends)
 
 
-def smallest_logprobs(draft: LabeledDraft) -> list[float]:
-    """[K] smallest log-probability so far."""
-    return pooled_scores("worst-token", list(draft.logprobs), (), draft.prefix_ends)
-
-
 def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda: None) -> Trained:
     """Chooses, calibrates and trains a head; calls ``on_step`` ``num_steps`` times.
 

@@ -1,8 +1,13 @@
 """Fixtures of the compatibility tests."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
+
+from support.servers import PLUGINS
+
+sys.path.insert(0, str(PLUGINS / "cpu_families"))  # SGLang finds the plugin there
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_requests_it_covers(
     ("settings", "name"),
     [
         ({"segment": "sentence"}, "segment"),
-        ({"selection": "longest"}, "selection"),
+        ({"selection": "answer-first"}, "selection"),
         ({"draft_tokens": 64}, "draft_tokens"),
         ({"draft": DEMO / "eagle3"}, "draft"),
     ],

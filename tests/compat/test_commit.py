@@ -20,37 +20,33 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import (
     ANSWERS,
     EAGLE3,
-    PREDICTION,
     Action,
     Draft,
     Phase,
     RequestPolicy,
-    VerifyOutcome,
 )
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.question import Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.rival import WINDOW as RIVAL_WINDOW
+from sglang_parse.core.round import Round, Verdicts
 from sglang_parse.core.segment import Segmenter
-from sglang_parse.core.selection import Selection
 from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.engine import commit as commit_module
+from sglang_parse.engine.build import build_sources
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.faults import NO_LOGIT, NO_LOGITS
-from sglang_parse.engine.forward import verify_rows
+from sglang_parse.engine.forward import step_rows, verify_rows
 from sglang_parse.engine.judge.head import Head
-from sglang_parse.engine.judge.judge import WINDOW, Judge, Verdicts
-from sglang_parse.engine.sources.chain import SourceChain
-from sglang_parse.engine.sources.draft_model import DraftModelSource
+from sglang_parse.engine.judge.judge import WINDOW, Judge
+from sglang_parse.engine.row_results import RowResults
 from sglang_parse.engine.sources.eagle import EagleSource
-from sglang_parse.engine.sources.forced import ForcedSource
-from sglang_parse.engine.sources.incoming import IncomingTexts
-from sglang_parse.engine.sources.text import TextParts, TextSource
 from sglang_parse.engine.trace import trace_record
-from sglang_parse.engine.verify import TargetResult
+from sglang_parse.engine.verify import TargetForward, TargetResult
+from support.rounds import round_of
 from support.watched import Watched
 
 pytestmark = pytest.mark.compat
@@ -58,10 +54,15 @@ pytestmark = pytest.mark.compat
 OUTPUT = [1, 2]
 QUESTION = Question(partial_ids=(90, 91), complete_ids=(90, 92), accept_id=8, reject_id=9)
 NOT_THE_DRAFTS, STOP = 77, 0
-REJECTED = VerifyOutcome(2, 2, 0, reject_end=2, is_finished=False)
 
 
-def commit(one: Round, result: TargetResult) -> list[int]:
+def rejected(values: list[float]) -> Round:
+    """Of which the target would have written every token itself."""
+    draft, verdicts = Draft([11, 12], prefix_ends=[2]), Verdicts(values, [1.0])
+    return Round(draft, verdicts=verdicts, rule="first-reject", target_tokens=[11, 12])
+
+
+def commit(one: Served, result: TargetResult) -> list[int]:
     accepted = one.committer.accept(one.req, result)
     one.committer.move_on(one.req, accepted)
     return [*accepted.tokens]
@@ -74,7 +75,7 @@ class Tokens:
         return " word" * len(ids)
 
 
-class Round:
+class Served:
     """A request with a complete draft, and the committer of a server."""
 
     def __init__(
@@ -86,19 +87,21 @@ class Round:
         head = Head.likelihood("cpu") if has_head else None
         self.verdicts = Judge(config, QUESTION, head, segments, Counters())
         self.controller = controller = Controller(mode="always")
-        counters = Counters()
-        incoming = IncomingTexts(None, counters)
-        predictions = TextSource(PREDICTION, TextParts(config, controller, incoming))
-        model, forced = DraftModelSource(controller), ForcedSource(config, controller)
-        eagle = EagleSource(config, controller, HEADS["graph"]) if config.uses_eagle3 else None
-        if eagle is not None:
-            model = None
-        sources = SourceChain(predictions, None, None, model, forced, eagle, incoming)
+        counters, eagle = Counters(), HEADS["graph"] if config.uses_eagle3 else None
+        sources = build_sources(
+            config,
+            controller,
+            self.verdicts,
+            counters,
+            None,
+            has_draft_model=eagle is None,
+            head=eagle,
+        )
         self.committer = Committer(config, self.verdicts, counters, sources)
         self.state = RequestState(
             RequestPolicy(0.5, config.judge_name, keep_trace=True, stop_ids=frozenset({STOP})),
             phase=Phase.VERIFYING,
-            draft=Draft(list(draft), finished=finished),
+            draft=Draft(list(draft), judge=config.judge_name, finished=finished),
             output_ids=list(OUTPUT),
             committed=20,
             draft_kv_len=20 + len(draft),
@@ -108,6 +111,7 @@ class Round:
             origin_input_ids=list(range(100, 119)),
             sampling_params=SimpleNamespace(max_new_tokens=len(OUTPUT) + limit, top_k=1),
             grammar=None,
+            return_logprob=False,
         )
 
     def ask(self) -> Draft:
@@ -130,23 +134,23 @@ class Round:
         return self.commit(verdicts, choices)
 
     def commit(self, verdicts: list[float], choices: list[int]) -> list[int]:
-        assert verify_rows(0, self.req).token_rows == tuple(range(len(choices)))
-        return self._write(Action.VERIFY, choices, verdicts)
+        part = verify_rows(0, self.req)
+        assert part.token_rows == tuple(range(len(choices)))
+        answers = [(verdict, 1.0) for verdict in verdicts]
+        return commit(self, TargetResult(part, choices, answers=answers))
 
-    def step(self, choices: list[int], proposed: list[int]) -> list[int]:
-        """Commits a decode step that verified an EAGLE-3 proposal."""
-        return self._write(Action.EAGLE_DECODE, choices, [], proposed)
+    def propose(
+        self, proposed: list[int], choices: list[int], scores: list[list[float]] = ()
+    ) -> list[int]:
+        """Commits what a forward said about a head's proposal."""
+        self.state.action = Action.PROPOSE
+        self.committer.take_proposal(self.req, proposed)
+        part = verify_rows(0, self.req)
+        count = part.num_token_rows
+        return commit(self, TargetResult(part, choices[:count], [TAKES, *scores][:count]))
 
     def decode(self) -> list[int]:
-        return self._write(Action.DECODE, [NOT_THE_DRAFTS], [])
-
-    def _write(
-        self, action: Action, choices: list[int], verdicts: list[float], proposed: list[int] = ()
-    ) -> list[int]:
-        result = TargetResult(0, action, len(choices), proposed=proposed)
-        result.target_tokens = choices
-        result.answers = [(verdict, 1.0) for verdict in verdicts]
-        return commit(self, result)
+        return commit(self, TargetResult(step_rows(0), [NOT_THE_DRAFTS]))
 
 
 # -- who decides ------------------------------------------------------------------------
@@ -158,13 +162,12 @@ class Round:
         ("first-reject", True, 2, 1),
         ("answer-first", True, 6, 2),
         ("answer-first", False, 2, 1),  # no question was about the answer
-        ("longest", True, 6, 2),
     ],
 )
 def test_the_trace_says_which_question_decided(
     selection: str, finished: bool, accepted_len: int, decided_by: int
 ):
-    one = Round([11, 12, 13, 14, 15, 16], finished=finished, selection=selection)
+    one = Served([11, 12, 13, 14, 15, 16], finished=finished, selection=selection)
     one.judge([0.9, 0.1, 0.9])
     assert one.state.telemetry.stats.accepted_tokens == accepted_len
     (record,) = one.state.telemetry.trace
@@ -173,8 +176,9 @@ def test_the_trace_says_which_question_decided(
 
 def test_a_request_without_a_judge_is_compared_token_by_token():
     """On a server that has one; drafting resumes at once, not at the end of a segment."""
-    one = Round([11, 12, 13, 14, 15, 16])
+    one = Served([11, 12, 13, 14, 15, 16])
     one.state.policy = replace(one.state.policy, judge=None)
+    one.state.give_draft(one.state.draft.token_ids, 4)
     one.committer.ask(one.req)
     assert not one.state.draft.prefix_ends
     assert one.commit([], [11, 12, 13, 77, 15, 16, 17]) == [11, 12, 13, 77]
@@ -183,12 +187,12 @@ def test_a_request_without_a_judge_is_compared_token_by_token():
     assert (record["judge"], record["verdicts"]) == (None, [])
 
 
-@pytest.mark.parametrize(("name", "refused"), [("numbers", 1), ("operators", 0)])
+@pytest.mark.parametrize(("name", "refused"), [("numbers", 1), ("code", 0)])
 def test_a_strict_token_ends_the_accepted_prefix(
     name: str, refused: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Whatever its verdict: the trace, the answer's figures and the metrics say which."""
-    one = Round([11, 12, 13, 14, 15, 16])
+    one = Served([11, 12, 13, 14, 15, 16])
     one.state.policy = replace(one.state.policy, threshold=0.0, strict=(name,))
     monkeypatch.setattr(Segmenter, "text_of", lambda _, token, __: {14: "7"}.get(token, " word"))
     one.agree([0.9, 0.9, 0.9], but_at=3)
@@ -206,14 +210,14 @@ def test_a_strict_token_ends_the_accepted_prefix(
 
 @pytest.mark.parametrize(("limit", "ends"), [(5, [2, 4, 5]), (6, [2, 4])])
 def test_a_draft_that_the_limit_ends_is_judged_to_its_last_token(limit: int, ends: list[int]):
-    one = Round([11, 12, 13, 14, 15], limit=limit)
+    one = Served([11, 12, 13, 14, 15], limit=limit)
     draft = one.ask()
     assert draft.prefix_ends == ends
     assert set(draft.question_ids) == {QUESTION.partial_ids}  # unfinished, all of them
 
 
 def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
-    one = Round([11, 12, 13, 14, 15], limit=5)
+    one = Served([11, 12, 13, 14, 15], limit=5)
     assert one.judge([0.9] * 3) == [11, 12, 13, 14, 15]
     assert one.state.telemetry.num_target_run == 0
 
@@ -222,7 +226,7 @@ def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
 
 
 def test_behind_a_cut_comes_what_the_target_would_have_written_as_the_draft_has_it():
-    one = Round([11, 12, 13, 14, 15, 16])
+    one = Served([11, 12, 13, 14, 15, 16])
     assert one.agree([0.9, 0.1, 0.1], but_at=4) == [11, 12, 13, 14, NOT_THE_DRAFTS]
     state = one.state
     assert state.telemetry.num_target_run == 3
@@ -239,24 +243,15 @@ def test_behind_a_cut_comes_what_the_target_would_have_written_as_the_draft_has_
 @pytest.mark.parametrize("but_at", [0, 1, 2])
 def test_a_refusal_costs_the_target_no_decode_step(segment: str, but_at: int):
     """The pass's own token is output, and drafting resumes behind it, wherever segments end."""
-    one = Round([11, 12, 13, 14, 15, 16], segment=segment)
+    one = Served([11, 12, 13, 14, 15, 16], segment=segment)
     count = 6 if segment == "tokens:1" else 2
     assert one.agree([0.1] * count, but_at=but_at) == [*(11, 12)[:but_at], NOT_THE_DRAFTS]
     assert (one.state.phase, one.state.num_decoded) == (Phase.DRAFTING, 0)
     assert one.state.telemetry.stats.skipped_drafts == 0
 
 
-def test_the_target_finishes_the_answer_if_it_is_told_to():
-    one = Round([11, 12, 13, 14], on_reject="decode")
-    one.judge([0.9, 0.1])
-    for _ in range(5):
-        assert one.state.phase is Phase.DECODING
-        one.decode()
-    assert (one.state.num_decoded, one.state.telemetry.stats.skipped_drafts) == (5, 0)
-
-
 def test_a_skipped_draft_is_asked_for_again_at_the_next_token():
-    one = Round([11, 12, 13, 14])
+    one = Served([11, 12, 13, 14])
     one.controller.mode = "never"
     one.judge([0.9, 0.1])
     assert (one.state.phase, one.state.telemetry.stats.skipped_drafts) == (Phase.DECODING, 1)
@@ -267,12 +262,12 @@ def test_a_skipped_draft_is_asked_for_again_at_the_next_token():
 
 def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it():
     """An EAGLE-3 head's, while drafting is suspended."""
-    one = Round([11, 12, 13, 14])
+    one = Served([11, 12, 13, 14])
     one.controller.mode = "never"
     one.judge([0.1, 0.1])
     one.controller.mode = "always"
-    assert one.step([21, 22, 23, 24], proposed=[21, 22, 23]) == [21, 22, 23, 24]
-    assert (one.state.phase, one.state.telemetry.stats.eagle3_steps) == (Phase.DRAFTING, 1)
+    assert one.propose([21, 22, 23], [21, 22, 23, 24]) == [21, 22, 23, 24]
+    assert (one.state.phase, one.state.telemetry.sources[EAGLE3].rounds) == (Phase.DRAFTING, 1)
     assert one.state.num_decoded == 4
 
 
@@ -283,23 +278,13 @@ REFUSES = [-9.0, 0.0, -9.0, 0.0]
 """Scores of a token, and its log-probability and entropy."""
 
 
-class Chain(Round):
+class Chain(Served):
     """A request that the EAGLE-3 head drafts for, without a draft model."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__([], segment="tokens:1", eagle3_path="head", **settings)
-        self.state.policy = replace(self.state.policy, decode_accelerator="eagle3")
+        self.state.policy = replace(self.state.policy, proposer="eagle3")
         self.committer._resume_drafting(self.req)
-
-    def propose(
-        self, proposed: list[int], choices: list[int], scores: list[list[float]] = ()
-    ) -> list[int]:
-        """Commits what a forward said about a proposal."""
-        assert self.state.waits_for_chain
-        result = TargetResult(0, Action.EAGLE_DECODE, len(choices), proposed=proposed)
-        result.target_tokens, result.is_chain = choices, True
-        result.scores = [TAKES, *scores]
-        return commit(self, result)
 
 
 def test_a_proposal_is_a_draft_and_the_next_one_follows():
@@ -310,7 +295,7 @@ def test_a_proposal_is_a_draft_and_the_next_one_follows():
     assert (found.rounds, found.drafted_tokens, found.accepted_tokens) == (2, 6, 5)
     assert [record["source"] for record in one.state.telemetry.trace] == [EAGLE3, EAGLE3]
     stats = one.state.telemetry.stats
-    assert (stats.eagle3_steps, stats.skipped_drafts, one.state.num_decoded) == (0, 0, 7)
+    assert (stats.skipped_drafts, one.state.num_decoded) == (0, 7)
 
 
 @pytest.mark.parametrize("exact", [{"verification": "token"}, {"judge": "likelihood"}], ids=str)
@@ -327,7 +312,7 @@ def test_the_target_chooses_the_answers_end_itself():
     one = Chain(judge="likelihood")
     assert one.propose([11, STOP, 13], [11, 22, 13, 24], [TAKES] * 3) == [11, 22]
     assert one.propose([11, STOP, 13], [11, STOP, 13, 24], [TAKES] * 3) == [11, STOP]
-    assert not one.state.waits_for_chain
+    assert (one.state.phase, one.state.draft) == (Phase.DECODING, Draft())
 
 
 STEP_MS = 8.0
@@ -365,8 +350,7 @@ def heads_controller(*, per_row: float) -> Controller:
 def test_a_proposal_is_as_long_as_its_rows_and_steps_pay(
     head: str, accepted: int, per_row: float, length: int
 ):
-    rejected = None if accepted == 3 else accepted + 1
-    outcome = VerifyOutcome(3, 3, accepted, rejected, is_finished=False)
+    outcome = round_of(3, 3, accepted)
     timed = heads_controller(per_row=per_row)
     untimed = Controller(), Controller(mode="always")
     for controller, wanted in ((timed, length), *((one, 3) for one in untimed)):
@@ -379,46 +363,40 @@ def test_a_proposal_is_as_long_as_its_rows_and_steps_pay(
 
 def test_a_head_that_does_not_run_for_a_request_drafts_nothing():
     one = Chain(judge="likelihood")
-    one.state.policy = replace(one.state.policy, decode_accelerator="none")
+    one.state.policy = replace(one.state.policy, proposer="none")
     one.propose([11], [11, 12], [TAKES])
-    assert not one.state.waits_for_chain
+    assert one.state.draft.source != EAGLE3
     assert one.state.no_draft_reason == "eagle3: the head does not run for this request"
-
-
-def test_a_step_ends_with_the_answer():
-    one = Round([11, 12, 13, 14], on_reject="decode")
-    one.judge([0.1, 0.1])
-    assert one.step([21, STOP, 23, 24], proposed=[21, STOP, 23]) == [21, STOP]
 
 
 def test_a_rejected_draft_that_the_target_would_have_written_is_output_whole():
     """Its unjudged end, too, is where the next one begins."""
-    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    one = Served([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
     assert one.agree([0.1]) == [11, 12, 13, 14, 15, 16]
     state = one.state
     assert state.telemetry.stats.accepted_tokens == 0
-    assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
+    assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18], judge="likelihood"))
     assert (state.committed, state.draft_kv_len) == (26, 28)
 
 
 def test_the_targets_own_end_of_the_answer_ends_it():
-    one = Round([11, 12, 13, STOP], finished=True)
+    one = Served([11, 12, 13, STOP], finished=True)
     assert one.agree([0.1, 0.1]) == [11, 12, 13, STOP]
-    other = Round([11, 12, 13, 14], segment="tokens:1")
+    other = Served([11, 12, 13, 14], segment="tokens:1")
     assert other.judge([0.1] * 4, choice=STOP) == [STOP]
     assert one.state.phase is other.state.phase is Phase.DECODING  # nothing drafts after it
 
 
 @pytest.mark.parametrize(("limit", "output"), [(4, 4), (5, 5)])
 def test_no_more_comes_than_the_limit_allows(limit: int, output: int):
-    one = Round([11, 12, 13, 14], limit=limit)
+    one = Served([11, 12, 13, 14], limit=limit)
     tokens = one.agree([0.1, 0.1])
     assert len(tokens) == one.state.telemetry.num_target_run == output
 
 
 def test_a_simulated_share_is_all_that_comes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(SIMULATION, "0.5")
-    one = Round([11, 12, 13, 14])
+    one = Served([11, 12, 13, 14])
     assert one.agree([0.1, 0.1]) == [11, 12, 13]
 
 
@@ -431,7 +409,7 @@ def test_simulated_refusals_follow_the_text(monkeypatch: pytest.MonkeyPatch):
     first = refused.index(True)
     assert first < 15
     for length in (15, 16):
-        one = Round([*range(11, 11 + length)], segment="tokens:1", max_prefixes=16)
+        one = Served([*range(11, 11 + length)], segment="tokens:1", max_prefixes=16)
         assert len(one.agree([0.1] * length)) == first + 1
 
 
@@ -440,10 +418,10 @@ def test_simulated_refusals_follow_the_text(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_next_draft_begins_with_the_end_that_nobody_judged():
     """Nothing moves: its tokens and the draft model's KV stay at their places."""
-    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    one = Served([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
     assert one.judge([0.9], choice=16) == [11, 12, 13, 14, 15, 16]
     state = one.state
-    assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18]))
+    assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18], judge="likelihood"))
     assert (state.committed, state.draft_kv_len) == (26, 28)
     assert state.draft_kv_len == state.committed + state.num_drafted
     state.launch_draft(1)
@@ -460,15 +438,15 @@ def test_the_next_draft_begins_with_the_end_that_nobody_judged():
     ],
 )
 def test_the_end_that_nobody_judged_is_dropped(verdict: float, choice: int, why: str):
-    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    one = Served([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
     one.judge([verdict], choice)
-    assert one.state.draft == Draft(), why
+    assert one.state.draft == Draft(judge="likelihood"), why
     assert one.state.draft_kv_len <= one.state.committed
 
 
 def test_no_draft_no_tail():
     """The target writes to the end: what it writes need not be what the tail says."""
-    one = Round([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
+    one = Served([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
     one.controller.mode = "never"
     one.judge([0.9], choice=16)
     assert (one.state.phase, one.state.draft) == (Phase.DECODING, Draft())
@@ -478,13 +456,13 @@ def test_no_draft_no_tail():
 # -- verdicts against the target's own choices -------------------------------------------
 
 
-def prefixes_of(one: Round) -> tuple[int, int]:
+def prefixes_of(one: Served) -> tuple[int, int]:
     stats = one.state.telemetry.stats
     return stats.matched_prefixes, stats.rejected_matched_prefixes
 
 
 def test_prefixes_that_the_target_would_have_written_are_counted_and_the_rejected_ones_of_them():
-    one = Round([11, 12, 13, 14, 15, 16])
+    one = Served([11, 12, 13, 14, 15, 16])
     one.agree([0.9, 0.4, 0.1], but_at=4)  # the third prefix is not the target's own
     assert prefixes_of(one) == (2, 1)
 
@@ -498,7 +476,7 @@ def test_nothing_is_counted_where_verdicts_or_choices_are_no_evidence(
     """Sampled choices, a threshold that rejects everything, verdicts that decide nothing."""
     if simulated:
         monkeypatch.setenv(SIMULATION, simulated)
-    one = Round([11, 12, 13, 14])
+    one = Served([11, 12, 13, 14])
     one.req.sampling_params.top_k = top_k
     one.state.policy = replace(one.state.policy, threshold=threshold)
     one.agree([0.1, 0.1])
@@ -511,11 +489,11 @@ def test_a_question_that_contradicts_the_target_is_reported_once(
 ):
     # Parsing a server's command line, as other tests do, lets SGLang raise the root's level.
     caplog.set_level(logging.WARNING, logger="sglang_parse")
-    one = Round([11, 12])
+    one = Served([11, 12])
     one.ask()
     for count in range(2 * WINDOW):
         assert len(caplog.records) == warnings * (count >= WINDOW)
-        one.verdicts.observe(one.req, Verdicts([verdict], [1.0]), [11, 12], REJECTED)
+        one.verdicts.observe(one.req, rejected([verdict]))
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == warnings
     assert all("16 of 16 prefixes (100 %)" in text for text in texts)
@@ -524,11 +502,11 @@ def test_a_question_that_contradicts_the_target_is_reported_once(
 def test_a_clients_threshold_says_nothing_about_the_servers(caplog: pytest.LogCaptureFixture):
     """One client asks for 1: its rejections are counted for it, and nobody is warned."""
     caplog.set_level(logging.WARNING, logger="sglang_parse")
-    one = Round([11, 12])
+    one = Served([11, 12])
     one.ask()
     one.state.policy = replace(one.state.policy, threshold=1.0)
     for _ in range(2 * WINDOW):
-        one.verdicts.observe(one.req, Verdicts([0.9], [1.0]), [11, 12], REJECTED)
+        one.verdicts.observe(one.req, rejected([0.9]))
     assert not caplog.records
     assert prefixes_of(one) == (2 * WINDOW, 2 * WINDOW)
 
@@ -539,15 +517,20 @@ def test_a_judge_that_loses_to_the_token_check_is_reported_once(
 ):
     """Both keep four tokens of eight and one of the target's. Then lines are left to the target."""
     caplog.set_level(logging.WARNING, logger="sglang_parse")
-    one = Round([11, 12, 13, 14, 15, 16, 17, 18])
+    one = Served([11, 12, 13, 14, 15, 16, 17, 18])
     one.ask()
-    outcome = VerifyOutcome(8, 8, 4, reject_end=6, is_finished=False)
+    outcome = Round(
+        one.state.draft,
+        accepted_len=4,
+        verdicts=Verdicts([0.9, 0.9, 0.1, 0.1], [1.0] * 4),
+        rule="first-reject",
+        target_tokens=[11, 12, 13, 14, NOT_THE_DRAFTS],
+    )
     for count in range(2 * RIVAL_WINDOW):
         assert len(caplog.records) == warnings * (count >= RIVAL_WINDOW)
         for _ in range(num_steps):
             one.verdicts.note_step(one.state)
-        verdicts = Verdicts([0.9, 0.9, 0.1, 0.1], [1.0] * 4)
-        one.verdicts.observe(one.req, verdicts, [11, 12, 13, 14, NOT_THE_DRAFTS], outcome)
+        one.verdicts.observe(one.req, outcome)
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == warnings
     said = "a refusal every 5 tokens costs 8.0 decode steps, so a target forward outputs 1.4 tokens"
@@ -560,7 +543,7 @@ def test_a_judge_that_loses_to_the_token_check_is_reported_once(
 def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch):
     """The round that exceeds the bound is the last one; requests with hidden states reach it."""
     monkeypatch.setattr(request_telemetry, "MAX_TRACE_BYTES", 1000)
-    one, sizes = Round([11, 12]), []
+    one, sizes = Served([11, 12]), []
     for rounds in range(1, 5):
         one.state.give_draft([11, 12], 1)
         one.agree([0.9])
@@ -586,7 +569,7 @@ def test_a_trace_has_no_more_of_an_earlier_answer_than_was_output(
 ):
     """The draft is somebody else's text, and the target's choices after it repeat that text."""
     secret = [11, 12, 13, 14, 15, 16]
-    one = Round(secret, selection="first-reject")
+    one = Served(secret, selection="first-reject")
     one.state.draft.source = ANSWERS
     output = one.agree(verdicts, but_at=num_shown if num_shown < 6 else None)
     (record,) = one.state.telemetry.trace
@@ -599,7 +582,7 @@ def test_a_trace_has_no_more_of_an_earlier_answer_than_was_output(
     assert record["decided_by"] == (2 if num_shown == 6 else None)
     seen = json.dumps({**record, "bonus_token_ids": [], "question_token_ids": []})
     assert not [token for token in secret[num_shown:] if re.search(rf"\b{token}\b", seen)]
-    other = Round(secret, selection="first-reject")
+    other = Served(secret, selection="first-reject")
     other.agree(verdicts)
     assert (
         other.state.telemetry.trace[0]["draft_token_ids"] == secret
@@ -607,22 +590,26 @@ def test_a_trace_has_no_more_of_an_earlier_answer_than_was_output(
 
 
 def test_nor_more_of_its_hidden_states():
-    one = Round([11, 12, 13, 14])
+    one = Served([11, 12, 13, 14])
     one.state.draft.source = ANSWERS
-    one.ask()
-    result = TargetResult(0, Action.VERIFY, 5, target_tokens=[11, 12, 77, 14, 15])
-    result.hidden, result.scores = torch.zeros(5, 8), [[0.0, 0.0, -k, k] for k in range(5)]
-    verdicts = Verdicts([0.9, 0.1], [None, None])
-    record = trace_record(
-        *(one.state, result, verdicts, Selection(2, 1, "first-reject"), [77], None, [0])
+    found = Round(
+        one.ask(),
+        accepted_len=2,
+        bonus=(77,),
+        verdicts=Verdicts([0.9, 0.1], [None, None]),
+        decided_by=1,
+        rule="first-reject",
+        target_tokens=[11, 12, 77, 14, 15],
+        scores=[[0.0, 0.0, -k, k] for k in range(5)],
     )
+    record = trace_record(one.state, found, one.verdicts, torch.zeros(5, 8))
     assert record["hidden_states"]["shape"] == [3, 8]
     assert (record["draft_logprobs"], record["draft_entropies"]) == ([0, -1], [0, 1])
 
 
 def test_no_draft_begins_inside_forced_text(monkeypatch: pytest.MonkeyPatch):
     """Drafting resumes at the first token after which the grammar lets a draft begin."""
-    one, is_free = Round([11, 12, 13, 14]), False
+    one, is_free = Served([11, 12, 13, 14]), False
     monkeypatch.setattr(commit_module, "ends_in_forced_text", lambda _: not is_free)
     one.judge([0.1, 0.1])
     for _ in range(6):
@@ -636,7 +623,7 @@ def test_no_draft_begins_inside_forced_text(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("segment", ["line", "sentence", "tokens:2"])
 def test_a_step_reads_the_newest_tokens_only(segment: str):
     """Its work does not grow with the answer, where no segment ends, either."""
-    one = Round([11, 12, 13, 14], segment=segment, limit=20_000)
+    one = Served([11, 12, 13, 14], segment=segment, limit=20_000)
     one.state.policy = replace(one.state.policy, strict=("numbers",))
     output = one.state.output_ids = Watched([1] * 16_000)
     one.judge([0.1] * (2 if segment == "tokens:2" else 1))
@@ -653,22 +640,33 @@ def test_an_error_in_a_commit_ends_the_request(monkeypatch: pytest.MonkeyPatch, 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("of the client's words")
 
-    one = Round([11, 12, 13, 14])
+    one = Served([11, 12, 13, 14])
     monkeypatch.setattr(one.verdicts if fails == "verdicts" else one.committer, fails, fail)
     assert one.judge([0.9, 0.9]) == []
     assert one.state.fault == "committing its tokens failed: ZeroDivisionError"
 
 
 def test_a_fault_of_the_logits_is_named():
-    one = Round([11, 12, 13, 14])
-    nan, ignored = "NaN in the target model's logits", [math.nan, 0.0]
+    one = Served([11, 12, 13, 14])
+    nan = "NaN in the target model's logits"
     for fault, token, score in (
         (nan, NO_TOKEN, 0.0),
         (NO_LOGITS, NO_LOGIT, 0.0),
         (nan, 6, math.nan),
     ):
-        result = TargetResult(0, Action.VERIFY, 2, num_tokens=2)
-        result.fill(iter([5.0, token]), iter([ignored, [score, 0.0]]), iter(()), iter(()))
+        state, one.state.draft = one.state, Draft([11])
+        state.phase, state.fault = Phase.VERIFYING, ""
+        tokens = torch.tensor([5, token])
+        scores = torch.tensor([[math.nan, 0.0], [score, 0.0]])
+        forward = TargetForward(
+            [verify_rows(0, one.req)],
+            [RowResults(tokens, scores)],
+            [one.req],
+            hidden=None,
+            replays=False,
+            output=None,
+        )
+        (result,) = forward.wait()
         assert result.fault == fault
         assert commit(one, result) == []
         assert one.state.fault == fault

@@ -454,7 +454,7 @@ def test_a_setting_that_loses_to_token_mode():
         "1.0 tokens per target forward; token mode: 5.0 with these drafts; "
         "one refusal in 9 tokens, 8.0 decode steps each",
     )
-    assert bad.fix.startswith("leave out --parse-on-reject and --parse-segment")
+    assert bad.fix.startswith("leave out --parse-segment")
     suspended = statuses(trace=[costly], skipped_drafts=8)["refusals"]  # not the refusal's
     assert "0.0 decode steps each" in suspended.found
 

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from sglang_parse import cli
+from sglang_parse.startup.states import MAX_RUNNING_REQUESTS
 from support.demo_pair import DEMO
-from support.families import TINY
+from support.families import ON_GPUS, TINY
 from support.launch import changed, launch
 
 TOKEN = ("--parse-verification", "token")
@@ -31,13 +32,13 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_served_family_is_one_that_servers_of_tests_have():
     """Nobody writes that a family was seen which no test of ``test_families`` (e2e) serves."""
     from sglang_parse.attention.support import Attention
-    from sglang_parse.startup.families import FAMILIES, UNPROVED
+    from sglang_parse.startup.families import FAMILIES
 
     tested = {tiny.served_as or tiny.model for tiny in TINY.values()}
     served = {
         name
         for family in FAMILIES
-        if family.seen not in ("", UNPROVED) and family.attention is not Attention.FULL
+        if family.seen and family.attention is not Attention.FULL
         for name in family.architectures
     }
     assert served == tested
@@ -216,6 +217,40 @@ def test_questions_with_two_pools(pools: dict):
         launch(pools["gpt-oss"], *TINY["gpt-oss"].flags)
 
 
+GPUS = "which SGLang runs on GPUs"
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "qwen3.5", "gemma-2", "gpt-oss", "exaone-4"])
+def test_a_cpu_without_the_tests_kernels(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What a user sees there, before anything is loaded; on a GPU the same models start."""
+    from sglang_parse.startup import families
+
+    target, draft = TINY[name].pair(tmp_path)
+    fix = "Fix: start it on a GPU, or use a model with full attention"
+    launch((target, None), *TOKEN, *TINY[name].flags, ask=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(families, "NOT_ON_CPU", ON_GPUS)
+        with pytest.raises(Exception, match=f"--model-path is .*{GPUS}. {fix}"):
+            launch((target, None), *TOKEN, *TINY[name].flags, ask=False)
+        if name != "qwen3.5":  # a hybrid is no draft anywhere
+            full = changed(DEMO / "target", tmp_path / "full")
+            with pytest.raises(Exception, match=f"draft-model-path is .*{GPUS}. Fix: use it on an"):
+                launch((full, draft), *TOKEN, ask=False)
+
+
+def test_every_patch_of_the_tests_kernels_is_in_force():
+    import cpu_families
+    from sglang.srt.plugins import load_plugins
+
+    from sglang_parse.startup.compat import check_symbols
+
+    load_plugins()
+    assert [one.name for one in cpu_families.PATCHES if not one.is_applied()] == []
+    check_symbols([symbol for one in cpu_families.PATCHES for symbol in one.symbols])
+
+
 def test_attention_in_chunks_is_refused(pools: dict, tmp_path: Path):
     """Llama 4's, also in one pool, and as draft."""
     chunked = changed(pools["gpt-oss"][0], tmp_path / "chunked", attention_chunk_size=8192)
@@ -237,6 +272,32 @@ def test_settings_of_a_hybrid_target(hybrid: tuple[Path, Path]):
     args = resolved_view(launch(hybrid, *TOKEN, ask=False))
     assert args.mamba_radix_cache_strategy == "no_buffer"
     assert args.disable_overlap_schedule
+    assert args.max_running_requests == MAX_RUNNING_REQUESTS
+    given = resolved_view(launch(hybrid, *TOKEN, "--max-running-requests", "7", ask=False))
+    assert given.max_running_requests == 7
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-h", "lfm2"])
+@pytest.mark.parametrize("flags", [(), ("--disable-radix-cache",)])
+def test_hybrids_on_blackwell(name: str, flags: tuple, tmp_path: Path):
+    """SGLang chooses trtllm_mha and pages of 64 tokens there for any algorithm: no pages of one."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.runtime_context import override_platform
+
+    load_plugins()
+    from sglang.srt.server_args import prepare_server_args
+
+    target, _ = TINY[name].pair(tmp_path)
+    start = ["--model-path", str(target), "--device", "cuda", "--speculative-algorithm", "PARSE"]
+    with override_platform(is_cuda=True, is_blackwell=True, is_sm100=True):
+        args = prepare_server_args([*start, *TOKEN, *flags])
+        args.resolve_once()
+        view = resolved_view(args)
+        assert (view.attention_backend, view.page_size) == ("triton", 1)
+        other = prepare_server_args([*start, *TOKEN, *flags, "--attention-backend", "trtllm_mha"])
+        with pytest.raises(Exception, match="attention-backend is 'trtllm_mha'.*Fix: use triton"):
+            other.resolve_once()
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,8 @@ def test_revisions_of_models_on_a_hub(pair, monkeypatch: pytest.MonkeyPatch):
 
 GRANITE = {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 16}
 HYBRID, SPARSE = "linear attention or Mamba layers", "sparse attention"
+CHUNKS = "attention in chunks, which PARSE was not seen to serve: SGLang runs it on GPUs only"
+LLAMA4 = {"text_config": {"attention_chunk_size": 64}}
 EAGLE = "this one with SGLang's own --speculative-algorithm EAGLE, which drafts with its MTP layer"
 ONLY_TARGETS = (
     ("qwen3_next", "Qwen3NextForCausalLM", {"full_attention_interval": 4}, HYBRID),
@@ -340,6 +342,7 @@ REFUSED = (
     ("deepseek_v32", "DeepseekV32ForCausalLM", DSA, SPARSE),
     ("glm_moe_dsa", "GlmMoeDsaForCausalLM", DSA, SPARSE),
     ("deepseek_v4", "DeepseekV4ForCausalLM", V4, SPARSE),
+    ("llama4", "Llama4ForConditionalGeneration", LLAMA4, CHUNKS),
     ("longcat_flash", "LongcatFlashForCausalLM", LATENT, "latent attention"),
 )
 

@@ -14,6 +14,7 @@ import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
+from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import (
     ANSWERS,
     ENDPOINT,
@@ -22,23 +23,22 @@ from sglang_parse.core.phases import (
     PREDICTION,
     Phase,
     RequestPolicy,
-    VerifyOutcome,
 )
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.core.text_match import TextMatch
+from sglang_parse.engine.build import build_sources
 from sglang_parse.engine.logits import grammar as grammar_module
 from sglang_parse.engine.sources import chain as chain_module
 from sglang_parse.engine.sources import endpoint as endpoint_module
-from sglang_parse.engine.sources.answers import AnswerSource
-from sglang_parse.engine.sources.chain import NOTHING, SourceChain
-from sglang_parse.engine.sources.draft_model import DraftModelSource
-from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, MAX_LATE, EndpointSource
+from sglang_parse.engine.sources.chain import NOTHING
+from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, MAX_LATE
 from sglang_parse.engine.sources.endpoint_client import Stream
-from sglang_parse.engine.sources.forced import ForcedSource
-from sglang_parse.engine.sources.incoming import IncomingTexts, News, TextEncoder
-from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextParts, TextSource
+from sglang_parse.engine.sources.incoming import TextEncoder
+from sglang_parse.engine.sources.source import News
+from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN
+from support.rounds import round_of
 from support.watched import Watched
 
 pytestmark = pytest.mark.compat
@@ -85,25 +85,29 @@ class Server:
     """The sources of one server, and a request."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, model: bool = False, mode: str = "always", **more
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        model: bool = False,
+        mode: str = "always",
+        has_client: bool = True,
+        **more: Any,
     ) -> None:
         monkeypatch.setattr(chain_module, "broadcast_object", lambda value: value)
         monkeypatch.setattr(grammar_module, "can_fork_grammars", lambda: True)
         self.config = ParseConfig(verification="token", **more)
         self.counters = Counters()
         controller = self.controller = Controller(mode=mode)
-        incoming = IncomingTexts(TextEncoder(Characters(), 1000), self.counters)
-        parts = TextParts(self.config, controller, incoming)
         self.client = Client()
-        answers = endpoint = None
-        if self.config.max_reused_answers:
-            answers = AnswerSource(9, parts, shares_unscoped=self.config.shares_unscoped)
-        if self.config.draft_url:
-            endpoint = EndpointSource(self.client, 0.5, self.counters, parts)
-        source = DraftModelSource(controller) if model else None
-        predictions = TextSource(PREDICTION, parts)
-        forced = ForcedSource(self.config, controller)
-        self.chain = SourceChain(predictions, answers, endpoint, source, forced, None, incoming)
+        self.chain = build_sources(
+            self.config,
+            controller,
+            None,
+            self.counters,
+            TextEncoder(Characters(), 1000),
+            has_draft_model=model,
+            client=self.client if has_client else None,
+        )
 
     def request(self, prompt: str = "prompt", prediction: str = "", **more: Any) -> Any:
         req = Request(
@@ -116,11 +120,9 @@ class Server:
             ),
         )
         vars(req).update(more)
-        policy = RequestPolicy(
-            threshold=0.5, stop_ids=frozenset({STOP}), reuse_scope=self.chain.scope_of(req)
-        )
-        self.chain.receive(req, prediction)
-        req.parse_state = RequestState(policy)
+        req.parse_policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({STOP}))
+        self.chain.receive(req, RequestOptions(enabled=True, threshold=0.5, draft=prediction))
+        req.parse_state = RequestState(req.parse_policy)
         self.chain.begin(req)
         req.parse_state.restart(len(prompt), ())
         while prediction and not req.parse_state.texts[PREDICTION].is_complete:
@@ -192,7 +194,7 @@ def test_a_text_drafts_where_it_brings_more_than_the_draft_model(
     assert server.start(req, "o") == ""
     assert req.parse_state.draft.source == PREDICTION
     text = drafted(req)
-    outcome = VerifyOutcome(*[len(text)] * 3, reject_end=None, is_finished=False)
+    outcome = round_of(*[len(text)] * 3, source=PREDICTION)
     server.chain.observe(req, outcome)
     assert server.start(req, text) == ""
     assert req.parse_state.draft.source == source
@@ -335,7 +337,7 @@ def test_a_refused_draft_that_the_target_writes_too_is_no_divergence(
     server.client.streams[0].token_ids = [*map(ord, "nswer of many words")]
     server.chain.poll([req])
     server.chain.resume(req)
-    outcome = VerifyOutcome(5, 5, 0, reject_end=5, is_finished=False, num_matched=num_matched)
+    outcome = round_of(5, 5, 0, reject_end=5, num_matched=num_matched, source=ENDPOINT)
     server.chain.observe(req, outcome)
     assert server.client.num_closed == num_closed
 
@@ -473,8 +475,7 @@ def test_a_request_waits_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatc
 
 def test_news_for_other_ranks(monkeypatch: pytest.MonkeyPatch):
     """Rank 1 has no client and does as rank 0's news say."""
-    server = Server(monkeypatch, draft_url="http://host:1")
-    server.chain._endpoint._client = None
+    server = Server(monkeypatch, draft_url="http://host:1", has_client=False)
     req = server.request()
     assert server.start(req, "A") == ""
     news = News([*map(ord, "nswer of many words")], is_complete=False, ends_answer=False)
@@ -510,7 +511,7 @@ def test_forced_text_that_does_not_draft(monkeypatch: pytest.MonkeyPatch):
 
 def test_forced_text_that_the_target_spells_otherwise_ends(monkeypatch: pytest.MonkeyPatch):
     server = Server(monkeypatch, mode="auto")
-    outcome = VerifyOutcome(6, 6, 0, 1, is_finished=False)
+    outcome = round_of(6, 6, 0, source=GRAMMAR)
     num_drafts = 0
     while not server.start(req := constrained(server, Forces("abcdef")), "{"):
         server.chain.observe(req, outcome)

@@ -156,7 +156,7 @@ def test_calibrate_tests_the_threshold_that_is_served(client: Client, tmp_path: 
     said = printed()
     assert code == 0
     assert found["results"]["served_threshold"] == THRESHOLD
-    rows = {row["threshold"]: row for row in found["results"]["selections"][SELECTION]}
+    rows = {row["threshold"]: row for row in found["results"]["thresholds"]}
     verdict = "is certified, too" if rows[THRESHOLD]["certified"] else "is NOT certified"
     assert f"The server's threshold 0.4 {verdict}: " in said
     assert "Right drafts get higher verdicts than wrong ones" in said

@@ -22,7 +22,7 @@ from support.client import (
     retractions,
 )
 from support.disaggregated import SplitClient, split_servers
-from support.families import TINY
+from support.families import TINY, cpu_kernels
 from support.models import load_model
 from support.reference_verdicts import assert_chosen, assert_likelihoods
 from support.servers import OVERLAP, SEED, Start, parse_flags, two_ranks_environment
@@ -56,7 +56,8 @@ def split(start_server: Start, kind: str, models: tuple[Path, Path]) -> Iterator
     more = {"on": OVERLAP, "two-ranks": ("--tp-size", "2")}.get(kind, of_family)
     flags = parse_flags(models, *TOKEN, *more)
     servers = split_servers(start_server, models[0], f"decode-{kind}", flags, of_family)
-    with two_ranks_environment() if kind == "two-ranks" else nullcontext():
+    kernels = cpu_kernels(kind) if kind in TINY else nullcontext()
+    with kernels, two_ranks_environment() if kind == "two-ranks" else nullcontext():
         yield from servers
 
 

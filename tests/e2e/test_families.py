@@ -25,7 +25,7 @@ from support.client import (
     parse_info,
     random_prompts,
 )
-from support.families import TINY, WINDOWED
+from support.families import TINY, WINDOWED, cpu_kernels
 from support.heads import (
     TOLERANCE,
     HeadShape,
@@ -81,7 +81,7 @@ def serve(
     def start(kind: str, name: str, *flags: str) -> Iterator[tuple[Client, Path]]:
         pair = pair_of(name)
         flags = parse_flags(pair, *flags, *SEED, *TINY[name].flags)
-        with plugin("given_dtype"):
+        with plugin("given_dtype"), cpu_kernels(name):
             for client in served(start_server, f"{kind}-{name}", *flags, **EXACT):
                 yield client, pair[0]
 

@@ -55,9 +55,7 @@ def both(
     pair = DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"))
     judge = ("--parse-judge", str(demo_head[0]))
     lora = two_adapters(DEMO / "target", tmp_path_factory.mktemp("lora"))
-    # What a rejection leaves to the EAGLE-3 head.
-    decode = ("--parse-on-reject", "decode")
-    flags = parse_flags(pair, *judge, *QUESTION, *EAGLE3, *SEED, *decode, "--tp-size", "2", *lora)
+    flags = parse_flags(pair, *judge, *QUESTION, *EAGLE3, *SEED, "--tp-size", "2", *lora)
     with two_ranks_environment():
         server = start_server("head-question-eagle3", *flags)
     with awake(server):
@@ -92,8 +90,6 @@ def test_the_question_is_about_complete_answers_only(
                 asked = reference_verdicts(target_model, context, answer["output_ids"], last)
                 assert record["verdicts"][-1] == pytest.approx(float(asked.verdicts[0]), abs=1e-3)
     assert num_asked > 0
-    steps = sum(parse_info(answer)["eagle3_steps"] for answer in answers)
-    assert sum(parse_info(answer)["eagle3_tokens"] for answer in answers) > 2 * steps > 0
 
 
 def test_the_eagle3_head_still_reads_its_layers(both: Client, demo_plain: Client, problems: list):
@@ -103,9 +99,9 @@ def test_the_eagle3_head_still_reads_its_layers(both: Client, demo_plain: Client
     for parse in (EXACT, {"enabled": False}):
         answers = both.generate_all(prompts, 3, parse=parse, **limit)
         assert ids_of(answers) == expected
-        infos = [parse_info(answer) for answer in answers]
-        steps = sum(info["eagle3_steps"] for info in infos)
-        assert sum(info["eagle3_tokens"] for info in infos) > 2 * steps > 0
+    infos = [parse_info(answer) for answer in answers]  # the draft model drafts for the others
+    steps = sum(info["eagle3_steps"] for info in infos)
+    assert sum(info["eagle3_tokens"] for info in infos) > 2 * steps > 0
     both.assert_nothing_lost()
 
 

@@ -14,7 +14,7 @@ import torch
 
 from sglang_parse.client.servers import awake
 from support.client import Client, ids_of, parse_info, random_prompts, retractions
-from support.families import TINY, Tiny
+from support.families import TINY, Tiny, cpu_kernels
 from support.servers import OVERLAP, SEED, Start, parse_flags
 
 NEW_TOKENS, AT_A_TIME = 56, 8
@@ -64,7 +64,7 @@ def tight(
     name, kind = request.param
     noise = 0.0 if kind == EQUAL else 0.01
     pair = TINY[name].pair(tmp_path_factory.mktemp(name), noise)
-    with pytest.MonkeyPatch.context() as environ:
+    with cpu_kernels(name), pytest.MonkeyPatch.context() as environ:
         # Admits more requests than fit.
         environ.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8")
         environ.setenv("SGLANG_SWA_EVICTION_INTERVAL", "4")

@@ -103,7 +103,7 @@ def test_false_accepts(
         {"question": "yes?"},
         {"segment": "tokens:1"},
         {"accept": "no"},
-        {"selection": "longest"},
+        {"selection": "answer-first"},
         {"verification": "token"},
         {"max_prefixes": 1},
         {"threshold": "0"},

@@ -16,7 +16,7 @@ from support.client import (
     random_prompts,
     retractions,
 )
-from support.families import TINY
+from support.families import TINY, cpu_kernels
 from support.servers import (
     ALWAYS,
     SEED,
@@ -52,7 +52,9 @@ def client(
     flags = flags_of(name, tmp_path_factory.mktemp("states"))
     tight = ("--max-total-tokens", "500", "--max-mamba-cache-size", "36")
     answers = ("--parse-reuse-answers", "100:shared")
-    yield from served(start_server, f"states-tight-{name}", *flags, *tight, *answers, **VARIABLES)
+    server_name, flags = f"states-tight-{name}", (*flags, *tight, *answers)
+    with cpu_kernels(name):
+        yield from served(start_server, server_name, *flags, **VARIABLES)
 
 
 @pytest.fixture(scope="module", params=["qwen3.5-images", "qwen3.5-moe-images", "nemotron-3"])
@@ -61,7 +63,7 @@ def ranks(
 ) -> Iterator[Client]:
     """Of models with linear attention, and of one with Mamba layers and experts."""
     flags = flags_of(request.param, tmp_path_factory.mktemp("ranks"))
-    with two_ranks_environment():
+    with cpu_kernels(request.param), two_ranks_environment():
         name = f"states-ranks-{request.param}"
         yield from served(start_server, name, *flags, "--tp-size", "2", **VARIABLES)
 

@@ -33,7 +33,7 @@ LAYERS = (8, 12)
 REQUESTS = 80
 TOLERANCE = 1e-3
 """Of verdicts, whose scores are of trained weights on states of size 10."""
-FIGURES = {"auroc", "auroc_within_prompt", "refused_at_kept", "kept_at_risk"}
+FIGURES = {"auroc", "auroc_within_prompt", "kept_at_risk"}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_files_have_the_head_and_how_good_it_is(trained: Path):
     assert (found["num_drafts"], found["num_prompts"]) == (REQUESTS, REQUESTS)
     assert 5 <= found["num_wrong_drafts"] <= REQUESTS - 5
     assert found["auroc"]["low"] > 0.7
-    for key in ("question", "logprob", "smallest_logprob"):
+    for key in ("question", "logprob"):
         assert {*found[key]} == FIGURES <= {*found}
     assert [point["num_drafts"] for point in found["learning_curve"]] == [8, 16, 32, 64][
         -len(found["learning_curve"]) :
@@ -120,15 +120,6 @@ def test_labeled_drafts_of_a_file(
     assert found["num_wrong_drafts"] == found["num_wrong_units"] == 24
     assert found["auroc_within_prompt"]["value"] is not None
     assert "serve with it" in capsys.readouterr().out
-
-
-def test_the_targets_answers_as_labels(states: Client, tmp_path: Path):
-    flags = ("--labels", "target", "--requests", "24")
-    assert train_judge(states, tmp_path, *write_task(tmp_path, 24), *flags) == 0
-    found = json.loads((tmp_path / "judge.json").read_text())
-    assert found["num_drafts"] >= 22
-    assert found["num_wrong_drafts"] >= 8
-    assert found["auroc"]["value"] > 0.7
 
 
 def test_a_server_without_hidden_states_is_refused(semantic: Client, tmp_path: Path, capsys: Any):

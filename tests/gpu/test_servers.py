@@ -88,7 +88,7 @@ class Servers:
         if has_head:
             path = str(DEMO / "eagle3")
             flags = (*flags, "--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", path)
-            flags = (*flags, "--parse-on-reject", "decode")  # else nothing is left for it
+            flags = (*flags, "--parse-drafting", "always")  # else the head runs where it pays
         name = f"{'head' if has_head else 'demo'} {setup}"
         return self._client(name, parse_flags((DEMO / "target", DEMO / "draft"), *flags))
 

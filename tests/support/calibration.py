@@ -123,14 +123,14 @@ def calibration(
     """The figures and the certificate of these drafts, or of ``drafts``."""
     found = found or drafts(REQUESTS)
     grid = make_grid((v for draft in found for v in draft.verdicts), 30, [served])
-    selections = figures.make_selections(found, grid, TOKEN, (ALPHA, DELTA))
-    certified = figures.loosest_certified(selections[FINGERPRINT.selection])
+    tested = figures.make_thresholds(found, FINGERPRINT.selection, grid, TOKEN, (ALPHA, DELTA))
+    certified = figures.loosest_certified(tested)
     compared = figures.compare_served(served, scores(0.99), scores(0.987), DELTA)
     made = figures.Calibration(
         served_threshold=served,
         errors_allowed=errors_allowed(len(found), ALPHA, DELTA),
         separation=figures.separation(found, TOKEN),
-        selections=selections,
+        thresholds=tested,
         served=(compared,),
         bins=figures.reliability(found),
     )

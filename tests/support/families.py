@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 
+from sglang_parse.startup.families import NOT_ON_CPU
 from support.demo_pair import DEMO
 from support.models import load_model, load_tokenizer
 from support.published import (
@@ -24,6 +26,7 @@ from support.published import (
     save_qwen_processor,
 )
 from support.random_pair import PairShape, make_pair, resize
+from support.servers import plugin
 
 MOE = {"moe_intermediate_size": 48, "n_routed_experts": 4, "n_shared_experts": 1}
 MOE |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
@@ -49,6 +52,8 @@ SPARSE |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
 LLAMA_3 = {"rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0}
 LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
 UNFUSED = ("--disable-shared-experts-fusion",)
+ON_GPUS = frozenset(NOT_ON_CPU)
+"""Before a plugin has taken them out."""
 
 
 @dataclass(frozen=True)
@@ -418,3 +423,11 @@ TINY["step-3.5"] = TinyStep(
 
 WINDOWED = ("gemma-2", "gemma-3", "gemma-3-images", "olmo-3", "command-a", "exaone-4")
 """Those with sliding windows in one KV pool."""
+
+
+def cpu_kernels(name: str) -> AbstractContextManager[None]:
+    """Servers of a family that are started in this block have what it needs on a CPU; most need
+    nothing."""
+    tiny = TINY[name]
+    needs_some = (tiny.served_as or tiny.model) in ON_GPUS
+    return plugin("cpu_families") if needs_some else nullcontext()

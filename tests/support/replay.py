@@ -17,10 +17,12 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
-from sglang_parse.core.phases import DraftKey, DraftPlan, VerifyOutcome
+from sglang_parse.core.phases import DraftKey, DraftPlan
 from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.round import Round
 from sglang_parse.core.segment import evenly_spaced
 from sglang_parse.core.stage import Stage, StageTime
+from support.rounds import round_of
 
 Cost = Callable[[float], float]
 """Size (requests, rows) -> ms."""
@@ -84,7 +86,7 @@ class Policy(Protocol):
     def observe(self, stages: Sequence[StageTime], outputs: Outputs) -> None:
         """Records an iteration."""
 
-    def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None: ...
+    def observe_round(self, outcome: Round, num_failed: int) -> None: ...
 
 
 @dataclass
@@ -109,7 +111,7 @@ class Fixed:
 
     def observe(self, stages: Sequence[StageTime], outputs: Outputs) -> None: ...
 
-    def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None: ...
+    def observe_round(self, outcome: Round, num_failed: int) -> None: ...
 
 
 @dataclass
@@ -143,7 +145,7 @@ class Controlled:
             keyed.append((self.key if follows else None, num_tokens))
         self.controller.observe(stages, keyed)
 
-    def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None:
+    def observe_round(self, outcome: Round, num_failed: int) -> None:
         self.controller.observe_round(self.key, outcome, num_failed)
 
 
@@ -370,7 +372,7 @@ class Replay:
             accepted_len = min(good, num_drafted)
         is_finished = start + accepted_len >= request.length
         num_matched = min(request.num_matched(accepted_len), num_verified - accepted_len)
-        outcome = VerifyOutcome(
+        outcome = round_of(
             num_drafted=num_drafted,
             num_verified=num_verified,
             accepted_len=accepted_len,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,14 @@ import psutil
 import pytest
 
 from sglang_parse.client.pool import Pool
-from sglang_parse.client.servers import Server, ServerSpec, StartProcess, awake
+from sglang_parse.client.servers import (
+    COMMON_FLAGS,
+    MAX_RUNNING_REQUESTS,
+    Server,
+    ServerSpec,
+    StartProcess,
+    awake,
+)
 from support.client import Client
 from support.demo_pair import DEMO
 from support.starts import probe_folder, record_starts
@@ -29,11 +36,11 @@ where it does not start from the warm process."""
 @contextlib.contextmanager
 def shared_servers(logs: Path, start_process: StartProcess) -> Iterator[Start]:
     """``start(name, *flags)``: a server of that name, ready and suspended, restarted if it had
-    to end for another; all end with the block."""
+    to end for another; all end with the block. Its first flags are ``common``."""
 
-    def start(name: str, *flags: str) -> Server:
+    def start(name: str, *flags: str, common: Sequence[str] = COMMON_FLAGS) -> Server:
         # An idle server otherwise keeps one of the machine's cores busy.
-        return pool.server(ServerSpec(name, (*flags, "--sleep-on-idle")))
+        return pool.server(ServerSpec(name, (*flags, "--sleep-on-idle"), (*common,)))
 
     launch = partial(start_probed, start=start_process)
     with Pool([], logs, max_alive=MAX_SERVERS, launch=launch, stop_limit_s=0) as pool:
@@ -73,6 +80,12 @@ def two_ranks_environment() -> Iterator[None]:
 
 # -- their flags ----------------------------------------------------------------------
 
+UNLIMITED = tuple(
+    flag
+    for flag in COMMON_FLAGS
+    if flag not in ("--max-running-requests", str(MAX_RUNNING_REQUESTS))
+)
+"""What a user must give on a CPU, and a small KV pool: servers under test share the memory."""
 PARSE = ("--speculative-algorithm", "PARSE")
 QUESTION = ("--parse-question", str(DEMO / "question.json"))
 THINKING_QUESTION = Path(__file__).resolve().parent / "thinking_question.json"
@@ -120,7 +133,13 @@ def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
     )
 
 
-def served(start_server: Start, name: str, *flags: str, **variables: str) -> Iterator[Client]:
+def served(
+    start_server: Start,
+    name: str,
+    *flags: str,
+    common: Sequence[str] = COMMON_FLAGS,
+    **variables: str,
+) -> Iterator[Client]:
     """The server of a fixture; it is awake while a module uses it.
 
     ``variables`` are its own in the environment.
@@ -128,6 +147,6 @@ def served(start_server: Start, name: str, *flags: str, **variables: str) -> Ite
     with pytest.MonkeyPatch.context() as environ:
         for variable, value in variables.items():
             environ.setenv(variable, value)
-        server = start_server(name, *flags)
+        server = start_server(name, *flags, common=common)
     with awake(server):
         yield Client.of(server)

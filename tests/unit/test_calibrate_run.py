@@ -94,7 +94,7 @@ def test_the_three_sets_are_disjoint_and_asked_once(server: Server, tmp_path: Pa
     assert always == {"always"}
     # No draft is wrong: the loosest threshold passes, and is served beside the others.
     assert certificate.errors == 0
-    assert certificate.threshold == min(row.threshold for row in figures.selections["longest"])
+    assert certificate.threshold == min(row.threshold for row in figures.thresholds)
     served = [row.threshold for row in figures.served]
     assert served == sorted({certificate.threshold, 0.04, 0.5})
     asked = len(server.asked)
@@ -106,7 +106,7 @@ def test_the_three_sets_are_disjoint_and_asked_once(server: Server, tmp_path: Pa
 def test_the_servers_threshold_is_tested(tmp_path: Path):
     figures, _ = calibrate(tmp_path)
     assert figures.served_threshold == 0.04
-    assert all(0.04 in [row.threshold for row in rows] for rows in figures.selections.values())
+    assert 0.04 in [row.threshold for row in figures.thresholds]
 
 
 def test_a_stopped_calibration_resumes(server: Server, tmp_path: Path):
@@ -132,7 +132,7 @@ def test_results_of_another_server_are_refused(server: Server, tmp_path: Path):
     server.changes = {"fingerprint": FINGERPRINT.model_dump() | {"draft": "b", "target": "a"}}
     with pytest.raises(BenchError, match="was measured with another draft, target; fix: give"):
         calibrate(tmp_path)
-    server.changes = {"fingerprint": FINGERPRINT.model_dump() | {"selection": "longest"}}
+    server.changes = {"fingerprint": FINGERPRINT.model_dump() | {"selection": "answer-first"}}
     calibrate(tmp_path, "--served", "0")  # first drafts do not depend on the selection
     (tmp_path / "first-drafts.json").write_text("{]")
     with pytest.raises(BenchError, match="is damaged"):

@@ -25,7 +25,7 @@ from sglang_parse.calibrate.figures import (
     learn_then_test,
     loosest_certified,
     make_grid,
-    make_selections,
+    make_thresholds,
     reliability,
     separation,
 )
@@ -217,7 +217,7 @@ def test_figures_of_a_selection():
         draft([0.9, 0.7], first_wrong=1, right=False),
         draft([0.9, 0.2], first_wrong=1, right=False),
     ]
-    (row,) = make_selections(drafts, (0.5,), TOKEN, (0.5, 0.05))["first-reject"]
+    (row,) = make_thresholds(drafts, "first-reject", (0.5,), TOKEN, (0.5, 0.05))
     assert (row.error_rate.count, row.error_rate.total) == (1, 4)
     assert (row.false_accepts.count, row.false_accepts.total) == (1, 2)
     assert (row.false_rejects.count, row.false_rejects.total) == (1, 2)
@@ -238,7 +238,7 @@ def test_the_loosest_certified_threshold_of_a_selection():
     """Errors with the scores 0.8 and 0.4 in 59 drafts: only without one can a threshold pass."""
     drafts = [draft([0.8], first_wrong=0), draft([0.4], first_wrong=0)]
     drafts += [draft([0.9])] * 57
-    rows = make_selections(drafts, (0.99, 0.85, 0.5, 0.3), TOKEN, (0.05, 0.05))["longest"]
+    rows = make_thresholds(drafts, "first-reject", (0.99, 0.85, 0.5, 0.3), TOKEN, (0.05, 0.05))
     assert [row.error_rate.count for row in rows] == [0, 0, 1, 2]
     assert loosest_certified(rows) is rows[1]
     assert loosest_certified(rows[2:]) is None
@@ -334,7 +334,7 @@ def test_what_is_certified_is_in_80_columns(tmp_path: Path):
     )
     lines = console.file.getvalue().splitlines()
     assert any(line.split()[:2] == ["threshold", "certified"] for line in lines)
-    assert any(line.split()[:3] == ["first-reject", "0.5", "yes"] for line in lines)
+    assert any(line.split()[:2] == ["0.5", "yes"] for line in lines)
     assert max(map(len, lines)) <= 80
 
 

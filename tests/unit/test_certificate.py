@@ -59,10 +59,10 @@ def test_other_files_are_refused(tmp_path: Path, text: str):
 
 
 def test_differences_of_fingerprints():
-    other = FINGERPRINT.model_copy(update={"draft": "cc", "selection": "longest"})
+    other = FINGERPRINT.model_copy(update={"draft": "cc", "selection": "answer-first"})
     assert FINGERPRINT.differences(other) == {
         "draft": (FINGERPRINT.draft, "cc"),
-        "selection": ("first-reject", "longest"),
+        "selection": ("first-reject", "answer-first"),
     }
     assert FINGERPRINT.differences(FINGERPRINT) == {}
 

@@ -11,9 +11,10 @@ from functools import partial
 
 import pytest
 
-from sglang_parse.core.phases import DraftPlan, VerifyOutcome
+from sglang_parse.core.phases import DraftPlan
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.round import Round
 from sglang_parse.core.stage import Stage
 from support.loads import h100_costs
 from support.replay import Controlled, Replay, Segment
@@ -47,7 +48,7 @@ class Server(Controlled):
         self.num_skipped += plan is None
         return plan
 
-    def observe_round(self, outcome: VerifyOutcome, num_failed: int) -> None:
+    def observe_round(self, outcome: Round, num_failed: int) -> None:
         self.num_rounds += 1
         super().observe_round(outcome, num_failed)
 

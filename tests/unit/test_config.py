@@ -35,21 +35,17 @@ CHANGED = ParseConfig(
     threshold=1.5,
     judge="question",
     hidden_layers="8,12",
-    selection="longest",
-    on_reject="decode",
-    decode_accelerator="eagle3",
+    selection="answer-first",
     eagle3_path="head",
     draft_eagle3_path="draft-head",
     drafting="never",
     max_itl_ratio=0.0,
     max_slowdown=0.0,
-    max_draft_latency=2.0,
     layout="alias",
     overlap="on",
     draft_url="http://localhost:30001",
     draft_timeout=2.0,
     reuse_answers="5:shared",
-    unproved_families="serve",
     default="off",
     request_options="safe",
     strict="numbers",
@@ -81,9 +77,7 @@ def test_integer_ranges(name, low, high):
             ParseConfig(**{name: value})
 
 
-@pytest.mark.parametrize(
-    "name", ["selection", "verification", "on_reject", "decode_accelerator", "default"]
-)
+@pytest.mark.parametrize("name", ["selection", "verification", "default"])
 def test_errors_list_the_choices(name):
     with pytest.raises(ConfigError, match=f"{flag(name)} is 'sideways'; use one of") as error:
         ParseConfig(**{name: "sideways"})
@@ -121,28 +115,6 @@ def test_segment_is_validated():
     with pytest.raises(ConfigError, match="--parse-segment: expected .*'tokens:0'"):
         ParseConfig(segment="tokens:0")
     assert ParseConfig(segment="tokens:12").segment_rule.num_tokens == 12
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "path", "judge", "fix"),
-    [
-        ("eagle3", "", "question", "needs the path of the head"),
-        ("none", "head", "question", "use --parse-judge likelihood, or"),
-        ("eagle3", "head", "likelihood", "leave it out: with --parse-eagle3-path alone"),
-    ],
-)
-def test_an_eagle3_head_drafts_unless_a_question_judges(accelerator, path, judge, fix):
-    wrong = {"decode_accelerator": accelerator, "eagle3_path": path, "judge": judge}
-    with pytest.raises(ConfigError, match=fix):
-        ParseConfig(**wrong)
-    assert ParseConfig(**wrong | {"eagle3_path": ""} | {"decode_accelerator": "none"})
-    for right in (
-        {"judge": "likelihood"},
-        {"verification": "token"},
-        {"judge": "question", "decode_accelerator": "eagle3"},
-    ):
-        assert ParseConfig(eagle3_path="head", **right).uses_eagle3
-    assert not ParseConfig().uses_eagle3
 
 
 def test_a_file_replaces_constants_of_the_policy():

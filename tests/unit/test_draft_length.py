@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits, draft_lengths
+from sglang_parse.core.round import Round
 from sglang_parse.core.stage import Stage, StageTime
+from support.rounds import round_of
 
 pytestmark = pytest.mark.unit
 
@@ -37,16 +38,15 @@ def verify_ms(num_tokens: int) -> float:
     return STEP_MS * (1.1 + 0.004 * (1 + num_tokens))
 
 
-def outcome_of(draft: Mapping, mode: str, start: int, length: int) -> VerifyOutcome:
+def outcome_of(draft: Mapping, mode: str, start: int, length: int) -> Round:
     """A draft of at most ``length`` tokens, ``start`` tokens into the answer. Behind a refusal the
     draft is assumed to go on as it did."""
     length = min(length, draft["tokens"] - start)
     bad = next((end - start for end in draft[ENDS[mode]] if start <= end < start + length), length)
-    return VerifyOutcome(
+    return round_of(
         num_drafted=length,
         num_verified=length,
         accepted_len=bad,
-        reject_end=bad + 1 if bad < length else None,
         is_finished=start + length == draft["tokens"],
     )
 

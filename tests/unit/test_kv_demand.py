@@ -24,8 +24,11 @@ pytestmark = pytest.mark.unit
 CHUNK, QUESTION, BUDGET = 4, 3, 12
 
 
-def moves(grants: list[KvGrant]) -> list[Action]:
-    return [grant.action for grant in grants]
+DROP_DRAFT, END_DRAFT = (Action.DECODE, "cuts its draft"), (Action.WAIT, "cuts its draft")
+
+
+def moves(grants: list[KvGrant]) -> list:
+    return [(one.action, "cuts its draft") if one.cuts_draft else one.action for one in grants]
 
 
 def drafter(num_drafted: int = 0, committed: int = 20, allocated: int = 20) -> KvDemand:
@@ -65,19 +68,19 @@ def test_an_ended_request_waits_and_gives_nothing_up(phase, available):
 
 
 def test_short_of_slots_others_wait_for_those_of_an_ended_request():
-    assert moves(allocate_kv_slots([judged()], 0)) == [Action.DROP_DRAFT]
+    assert moves(allocate_kv_slots([judged()], 0)) == [DROP_DRAFT]
     assert moves(allocate_kv_slots([judged(), ended()], 0)) == [Action.WAIT, Action.WAIT]
 
 
 def test_a_chunk_leaves_room_to_verify_it():
     need = 4 + 1 + 3 * 4
     assert moves(allocate_kv_slots([drafter()], need)) == [Action.DRAFT]
-    assert moves(allocate_kv_slots([drafter()], need - 1)) == [Action.DROP_DRAFT]
+    assert moves(allocate_kv_slots([drafter()], need - 1)) == [DROP_DRAFT]
 
 
 def test_short_of_slots_a_draft_is_verified_as_it_is():
     assert moves(allocate_kv_slots([drafter(num_drafted=5, allocated=25), stepper()], 3)) == [
-        Action.END_DRAFT,
+        END_DRAFT,
         Action.DECODE,
     ]
 
@@ -89,17 +92,17 @@ def test_a_pass_waits_for_slots_another_pass_gives_back():
 
 def test_a_pass_that_waited_long_enough_gives_its_draft_up():
     holdings = [judged(waited=PATIENCE), stepper()]
-    assert moves(allocate_kv_slots(holdings, 1)) == [Action.DROP_DRAFT, Action.DECODE]
+    assert moves(allocate_kv_slots(holdings, 1)) == [DROP_DRAFT, Action.DECODE]
 
 
 def test_when_nobody_can_move_the_shortest_draft_goes():
-    assert moves(allocate_kv_slots([judged(9), judged(5)], 0)) == [Action.WAIT, Action.DROP_DRAFT]
+    assert moves(allocate_kv_slots([judged(9), judged(5)], 0)) == [Action.WAIT, DROP_DRAFT]
 
 
 def test_drafts_go_before_a_request_is_retracted():
     holdings = [judged(6), stepper(), stepper()]
     grants = allocate_kv_slots(holdings, 0)
-    assert moves(grants) == [Action.DROP_DRAFT, Action.DECODE, Action.DECODE]
+    assert moves(grants) == [DROP_DRAFT, Action.DECODE, Action.DECODE]
     assert cost(holdings, grants) <= 0
 
 
@@ -111,14 +114,14 @@ def test_steps_that_do_not_fit_are_reported_so_that_sglang_retracts():
 def ahead(committed: int = 20, left_over: int = 0) -> KvDemand:
     """A request whose target is accelerated by an EAGLE-3 head, three tokens ahead."""
     allocated = committed + left_over
-    return KvDemand(Phase.DECODING, committed, allocated, 4, uses_eagle=True)
+    return KvDemand(Phase.DECODING, committed, allocated, 4, proposes=True)
 
 
 def test_the_head_stands_still_before_a_draft_gives_way():
     need = 4 + 1 + 3 * 4
     assert moves(allocate_kv_slots([drafter(), ahead()], need + 4)) == [
         Action.DRAFT,
-        Action.EAGLE_DECODE,
+        Action.PROPOSE,
     ]
     grants = allocate_kv_slots([drafter(), ahead()], need + 3)
     assert moves(grants) == [Action.DRAFT, Action.DECODE]
@@ -156,8 +159,8 @@ def test_never_more_than_there_is_unless_plain_steps_alone_do_not_fit(holdings, 
     grants = allocate_kv_slots(holdings, available, page)
     total = cost(holdings, grants, page)
     if total > available:  # an EAGLE move is no plain step
-        assert all(move in (Action.DECODE, Action.DROP_DRAFT) for move in moves(grants))
-    assert any(move not in (Action.WAIT, Action.END_DRAFT) for move in moves(grants))
+        assert all(move in (Action.DECODE, DROP_DRAFT) for move in moves(grants))
+    assert any(move not in (Action.WAIT, END_DRAFT) for move in moves(grants))
 
 
 @given(holdings_lists, st.integers(0, 120), st.sampled_from([1, 4, 16]))
@@ -196,14 +199,15 @@ class Simulated:
 
     def apply(self, grant: KvGrant, page: int, rng: random.Random) -> None:
         """Acts as the worker, without models."""
-        if grant.lookahead_slots is not None and grant.action is not Action.DROP_DRAFT:
+        if grant.lookahead_slots is not None and not grant.cuts_draft:
             wanted = pages_up(self.committed + grant.lookahead_slots, page)
             self.allocated = max(self.allocated, wanted)
-        self.waited = self.waited + 1 if grant.action is Action.WAIT else 0
+        waits = grant.action is Action.WAIT and not grant.cuts_draft
+        self.waited = self.waited + 1 if waits else 0
         if grant.action is Action.DRAFT:
             self.drafted = min(self.drafted + CHUNK, BUDGET)
             self.phase = Phase.VERIFYING if self.drafted == BUDGET else Phase.DRAFTING
-        elif grant.action is Action.END_DRAFT:
+        elif grant.action is Action.WAIT and grant.cuts_draft:
             self.phase = Phase.VERIFYING
         elif grant.action is not Action.WAIT:
             self._write(grant, page, rng)

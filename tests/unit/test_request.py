@@ -78,14 +78,13 @@ def busy(plain_reason: str = "") -> RequestState:
     )
 
 
-@pytest.mark.parametrize("resumes", [True, False])
-def test_decoding_after_a_round_drops_the_draft_and_retains_its_kv(resumes):
+def test_decoding_after_a_round_drops_the_draft_and_retains_its_kv():
     changed = busy()
-    changed.start_decode(resumes=resumes)
-    assert (changed.phase, changed.resumes, changed.draft) == (Phase.DECODING, resumes, Draft())
+    changed.start_decode(in_segment=True)
+    assert (changed.phase, changed.in_segment, changed.draft) == (Phase.DECODING, True, Draft())
     assert changed.draft_kv_len == 30
     changed.start_decode()
-    assert changed.resumes
+    assert not changed.in_segment
 
 
 def test_a_skipped_draft_is_counted_until_one_starts():

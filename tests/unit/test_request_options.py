@@ -16,7 +16,7 @@ ALWAYS_SAFE: list[dict[str, Any]] = [
     *({}, {"enabled": False}, {"enabled": True}, {"draft": "a text"}, {"drafting": "auto"}),
     *({"threshold": 0.7}, {"threshold": 0.9}, {"threshold": 1.5}, {"trace": False}),
     {"hidden_states": False, "draft_token_ids": []},
-    *({"strict": ["numbers"]}, {"strict": "operators,numbers"}),
+    *({"strict": ["numbers"]}, {"strict": "code,numbers"}),
 ]
 STATES = {"trace": True, "hidden_states": True}
 UNSAFE: dict[str, dict[str, Any]] = {
@@ -25,7 +25,7 @@ UNSAFE: dict[str, dict[str, Any]] = {
     "hidden_states": STATES,
     "draft_token_ids": {**STATES, "threshold": 0, "draft_token_ids": [1, 2]},
     "drafting": {"drafting": "always"},
-    "strict": {"strict": ["operators"]},
+    "strict": {"strict": ["code"]},
 }
 
 
@@ -68,10 +68,8 @@ def test_the_threshold_of_a_refusal_is_the_servers():
 
 
 def test_strict_classes_can_only_be_added():
-    with pytest.raises(
-        ConfigError, match=r"strict is \('operators',\), .*; use numbers or more, or"
-    ):
-        read({"strict": "operators"})
+    with pytest.raises(ConfigError, match=r"strict is \('code',\), .*; use numbers or more, or"):
+        read({"strict": "code"})
     with pytest.raises(ConfigError, match="custom_params.parse.strict: got 'x'; use none, or of"):
         read({"strict": "x"}, host=HERE)
     assert read({}).strict == read({"strict": "numbers"}).strict == ("numbers",)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from sglang_parse.core.selection import (
     SELECTIONS,
-    Selection,
     matched_prefixes,
     matching_tokens,
     select,
@@ -20,64 +19,58 @@ ENDS = [3, 7, 8, 12]
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "first", "longest"),
+    ("verdicts", "accepted_len", "decided_by"),
     [
-        ([0.9, 0.9, 0.9, 0.9], 12, 12),
-        ([0.9, 0.1, 0.9, 0.1], 3, 8),  # a late accept only matters for longest
-        ([0.1, 0.9, 0.9, 0.9], 0, 12),
-        ([0.9, 0.9, 0.9, 0.1], 8, 8),
+        ([0.9, 0.9, 0.9, 0.9], 12, 3),
+        ([0.9, 0.1, 0.9, 0.1], 3, 1),  # a late accept has no effect
+        ([0.1, 0.9, 0.9, 0.9], 0, 0),
+        ([0.9, 0.9, 0.9, 0.1], 8, 3),
         ([0.1, 0.1, 0.1, 0.1], 0, 0),
-        ([0.5, 0.5, 0.4999, 0.0], 7, 7),  # a tie at the threshold accepts
+        ([0.5, 0.5, 0.4999, 0.0], 7, 2),  # a tie at the threshold accepts
     ],
 )
-def test_first_reject_and_longest(verdicts, first, longest):
-    assert select(verdicts, ENDS, 0.5, "first-reject").accepted_len == first
-    assert select(verdicts, ENDS, 0.5, "longest").accepted_len == longest
+def test_first_reject(verdicts, accepted_len, decided_by):
+    found = select(verdicts, ENDS, 0.5, "first-reject")
+    assert found == (accepted_len, decided_by)
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_no_prefix_accepts_nothing(selection):
-    assert select([], [], 0.5, selection).accepted_len == 0
+    assert select([], [], 0.5, selection)[0] == 0
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_a_threshold_above_one_accepts_nothing(selection):
-    assert select([1.0] * 4, ENDS, math.nextafter(1.0, 2.0), selection).accepted_len == 0
-    assert select([1.0] * 4, ENDS, 1.0, selection).accepted_len == 12
+    assert select([1.0] * 4, ENDS, math.nextafter(1.0, 2.0), selection)[0] == 0
+    assert select([1.0] * 4, ENDS, 1.0, selection)[0] == 12
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 def test_a_threshold_of_zero_accepts_everything(selection):
-    assert select([0.0] * 4, ENDS, 0.0, selection).accepted_len == 12
+    assert select([0.0] * 4, ENDS, 0.0, selection)[0] == 12
 
 
 @pytest.mark.parametrize("selection", sorted(SELECTIONS))
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.1])
 def test_a_nan_verdict_accepts_nothing(selection, threshold):
-    assert select([math.nan], [3], threshold, selection).accepted_len == 0
+    assert select([math.nan], [3], threshold, selection)[0] == 0
 
 
 def test_verdicts_and_prefixes_must_match():
     with pytest.raises(ValueError, match="3 verdicts for 4 prefixes"):
-        select([0.9] * 3, ENDS, 0.5, "longest")
+        select([0.9] * 3, ENDS, 0.5, "first-reject")
 
 
 @given(st.lists(st.floats(0, 1)), st.floats(0, 1.1))
-def test_first_reject_accepts_a_prefix_of_what_longest_accepts(verdicts, threshold):
-    first, longest = (
-        num_accepted(verdicts, threshold, name) for name in ("first-reject", "longest")
-    )
-    assert 0 <= first <= longest <= len(verdicts)
+def test_first_reject_accepts_all_before_the_first_rejected_prefix(verdicts, threshold):
+    first = num_accepted(verdicts, threshold, "first-reject")
     assert all(verdict >= threshold for verdict in verdicts[:first])
-    assert all(verdict < threshold for verdict in verdicts[first : first + 1] + verdicts[longest:])
-    assert longest == 0 or verdicts[longest - 1] >= threshold
+    assert all(verdict < threshold for verdict in verdicts[first : first + 1])
 
 
 def num_accepted(verdicts, threshold, selection, **options):
     """Returns the number of accepted prefixes; prefix k has k + 1 tokens."""
-    return select(
-        verdicts, range(1, len(verdicts) + 1), threshold, selection, **options
-    ).accepted_len
+    return select(verdicts, range(1, len(verdicts) + 1), threshold, selection, **options)[0]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +86,7 @@ def num_accepted(verdicts, threshold, selection, **options):
 )
 def test_answer_first(verdicts, accepted_len, decided_by):
     decided = select(verdicts, ENDS, 0.5, "answer-first", is_finished=True)
-    assert decided == Selection(accepted_len, decided_by, "answer-first")
+    assert decided == (accepted_len, decided_by)
 
 
 @given(st.lists(st.floats(0, 1)), st.floats(0, 1.1), st.booleans())
@@ -104,19 +97,6 @@ def test_answer_first_is_first_reject_unless_the_answer_is_accepted(
     answer_first = num_accepted(verdicts, threshold, "answer-first", is_finished=is_finished)
     first = num_accepted(verdicts, threshold, "first-reject", is_finished=is_finished)
     assert answer_first == (len(verdicts) if is_answer_accepted else first)
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "first", "longest"),
-    [
-        ([0.9, 0.9, 0.9, 0.9], 3, 3),
-        ([0.9, 0.1, 0.9, 0.1], 1, 2),
-        ([0.1, 0.1, 0.1, 0.1], 0, None),
-    ],
-)
-def test_the_deciding_verdict(verdicts, first, longest):
-    assert select(verdicts, ENDS, 0.5, "first-reject").decided_by == first
-    assert select(verdicts, ENDS, 0.5, "longest").decided_by == longest
 
 
 @given(

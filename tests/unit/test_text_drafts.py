@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy, VerifyOutcome
+from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.request_text import RequestText
+from sglang_parse.core.round import Round
 from sglang_parse.core.segment import whole_segments
 from sglang_parse.core.text_match import MAX_MATCH, MAX_PLACES, TextMatch
+from support.rounds import round_of
 
 pytestmark = pytest.mark.unit
 
@@ -154,11 +156,11 @@ def new_length(
     return TextLength(shared or TextSourceStats(DEFAULTS), max_loss, DEFAULTS.text_gain)
 
 
-def accepted(num_drafted: int, num_accepted: int) -> VerifyOutcome:
-    return VerifyOutcome(num_drafted, num_drafted, num_accepted, None, is_finished=False)
+def accepted(num_drafted: int, num_accepted: int) -> Round:
+    return round_of(num_drafted, num_drafted, num_accepted)
 
 
-def others_had(shared: TextSourceStats, match_len: int, outcome: VerifyOutcome) -> None:
+def others_had(shared: TextSourceStats, match_len: int, outcome: Round) -> None:
     new_length(shared).observe(match_len, outcome, 0.0)
 
 

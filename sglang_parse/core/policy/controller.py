@@ -13,11 +13,12 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 
 from sglang_parse.core.block import ONE_TOKEN, BlockKind
-from sglang_parse.core.phases import DraftKey, DraftPlan, VerifyOutcome
+from sglang_parse.core.phases import DraftKey, DraftPlan
 from sglang_parse.core.policy.constants import DEFAULTS, PolicyConfig
 from sglang_parse.core.policy.costs import BlockChoice, StageCost
 from sglang_parse.core.policy.drafting import Acceptance, KeyStats
 from sglang_parse.core.policy.limits import ADAPTIVE, Limits, draft_lengths
+from sglang_parse.core.round import Round
 from sglang_parse.core.stage import Stage, StageTime
 
 DRAFTING_OFF = "drafting is off (--parse-drafting never)"
@@ -134,7 +135,7 @@ class Controller:
 
     def _best(self, stats: KeyStats, num_drafting: int) -> tuple[float, int]:
         """Returns the expected speedup if so many requests draft, infinity before costs are known,
-        and the draft tokens with the most output per ms within the latency bound."""
+        and the draft tokens with the most output per ms."""
         limits, verify = self.limits, self._costs[Stage.VERIFY]
         token_ms, step_ms = self.blocks.per_token(num_drafting), self.ms(Stage.DECODE)
         if token_ms is None or verify.at(1) is None or not self.blocks.knows(num_drafting):
@@ -151,27 +152,26 @@ class Controller:
         wait_ms = 0.0
         if self.blocks.current.size > 1:  # drafts that are ready wait for the slowest one
             wait_ms = min(stats.round_ms - ms(stats.round_tokens), 2 * self.ms(Stage.VERIFY))
-        bound, best = limits.max_draft_latency_ms or math.inf, (0.0, 0)
+        best = (0.0, 0)
         for length in draft_lengths(limits.draft_tokens):
             num_drafted, num_output = stats.acceptance.expect(length)
-            if not best[1] or ms(num_drafted) <= bound:
-                best = max(best, ((1 + num_output) / (ms(num_drafted) + max(0.0, wait_ms)), length))
+            best = max(best, ((1 + num_output) / (ms(num_drafted) + max(0.0, wait_ms)), length))
         return best[0] * step_ms / self._tokens_per_step, best[1]
 
     def ms(self, stage: Stage, size: float = 0) -> float:
         """Expected ms of a stage of this size, by default all running requests; 0 if unknown."""
         return self._costs[stage].at(size or self.num_running) or 0.0
 
-    def observe_round(self, key: DraftKey, outcome: VerifyOutcome, num_failed: int = 0) -> None:
+    def observe_round(self, key: DraftKey, one: Round, num_failed: int = 0) -> None:
         """Records a verified draft of the draft model; ``num_failed`` before it, as in ``plan``."""
         if self.rests(key, num_failed):
             return
         stats = self.stats(key)
-        stats.acceptance.observe(outcome, self.config.memory * max(1, self._num_drafting))
+        stats.acceptance.observe(one, self.config.memory * max(1, self._num_drafting))
         stats.num_ignored -= 1
         if stats.num_ignored < 0:
             stats.window.num_rounds += 1
-            stats.window.num_drafted += outcome.num_drafted
+            stats.window.num_drafted += one.num_drafted
 
     def stats(self, key: DraftKey) -> KeyStats:
         """Returns the statistics of a key; a new one expects what the nearest threshold's did."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.constants import PolicyConfig
+from sglang_parse.core.round import Round
 
 
 @dataclass(slots=True)
@@ -30,14 +30,14 @@ class Acceptance:
     def error_rate(self) -> float:
         return (1 + self.errors) / (1 / self.prior + self.output)
 
-    def observe(self, outcome: VerifyOutcome, memory: float) -> None:
+    def observe(self, one: Round, memory: float) -> None:
         """Records a draft, one of about ``memory`` that count."""
         keep = 1 - 1 / memory
-        self.output = keep * self.output + outcome.num_output
-        self.errors = keep * self.errors + (outcome.num_output < outcome.num_verified)
-        self.drafted = keep * self.drafted + outcome.num_drafted
-        self.ends = keep * self.ends + outcome.is_finished
-        self.unverified += (outcome.num_drafted - outcome.num_verified - self.unverified) / memory
+        self.output = keep * self.output + one.num_output
+        self.errors = keep * self.errors + (one.num_output < one.num_verified)
+        self.drafted = keep * self.drafted + one.num_drafted
+        self.ends = keep * self.ends + one.is_finished
+        self.unverified += (one.num_drafted - one.num_verified - self.unverified) / memory
 
     def expect(self, draft_tokens: int) -> tuple[float, float]:
         """Returns mean draft tokens and mean output draft tokens of drafts of this length."""

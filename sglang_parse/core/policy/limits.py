@@ -23,7 +23,6 @@ class Limits:
         question_rows: rows per prefix of a verify pass; 0 where verdicts need none.
         max_itl_ratio: of the ITL of decoding requests while others draft, in decode steps.
         max_slowdown: of the mean iteration while plain requests run, in decode steps.
-        max_draft_latency_ms: of a round.
     """
 
     draft_tokens: int = 128
@@ -33,7 +32,6 @@ class Limits:
     question_rows: float = 0.0
     max_itl_ratio: float = 0.0
     max_slowdown: float = 0.0
-    max_draft_latency_ms: float = 0.0
 
     @classmethod
     def of(
@@ -68,7 +66,6 @@ class Limits:
             question_rows=0.0 if config.has_head else question_rows,
             max_itl_ratio=config.max_itl_ratio * is_timed,
             max_slowdown=config.max_slowdown * is_timed,
-            max_draft_latency_ms=1e3 * config.max_draft_latency * is_timed,
         )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.policy.drafting import Acceptance
+from sglang_parse.core.round import Round
 from sglang_parse.core.segment import whole_segments
 
 KNOWN_WELL = 4
@@ -39,10 +39,10 @@ class TextSourceStats:
         hit = self.hit(match_len)
         self._hits[min(match_len, KNOWN_WELL)] = hit + self.config.mean_weight * (fits - hit)
 
-    def observe(self, outcome: VerifyOutcome) -> None:
+    def observe(self, one: Round) -> None:
         """Records the rest of a verified draft."""
-        if outcome.num_output:
-            self.acceptance.observe(outcome, self.config.memory)
+        if one.num_output:
+            self.acceptance.observe(one, self.config.memory)
 
 
 class TextLength:
@@ -119,13 +119,13 @@ class TextLength:
         self._misses[place] = 0 if fits else 1 + self._misses.get(place, 0)
         self._source.watch(match_len, fits=fits)
 
-    def observe(self, match_len: int, outcome: VerifyOutcome, cost: float) -> None:
+    def observe(self, match_len: int, one: Round, cost: float) -> None:
         """Records a verified draft and its cost beyond a decode step."""
-        self.watch(match_len, fits=outcome.num_output > 0)
+        self.watch(match_len, fits=one.num_output > 0)
         self._drafted.add(min(match_len, KNOWN_WELL))
-        self._source.observe(outcome)
-        self.lose(cost - outcome.num_output)
-        if outcome.num_output == outcome.num_verified:
-            self.longest = max(self.longest, 4 * outcome.num_output)
+        self._source.observe(one)
+        self.lose(cost - one.num_output)
+        if one.num_output == one.num_verified:
+            self.longest = max(self.longest, 4 * one.num_output)
         else:
             self.longest = max(self._config.text_tokens, self.longest // 2)

@@ -161,8 +161,10 @@ class DraftModel(EagleDraftWorkerBase):
     def alloc_memory_pool(self, **pools: Any) -> None:
         self.req_to_token = pools["req_to_token_pool"].req_to_token
         allocator = pools["token_to_kv_pool_allocator"]
-        size = getattr(allocator, "size_full", allocator.size)  # of two pools, the one with numbers
-        self.kv = DraftKvMarks(self.req_to_token, size + allocator.page_size)
+        # Of two pools, the one with numbers.
+        allocator = getattr(allocator, "full_attn_allocator", allocator)
+        self.kv = DraftKvMarks(self.req_to_token, allocator.size + allocator.page_size)
+        self.kv.allocator = allocator
         self.draft_worker.alloc_memory_pool(**pools)
         if self.head is not None:
             self.head.alloc_memory_pool(**pools)

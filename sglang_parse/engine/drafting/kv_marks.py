@@ -6,13 +6,15 @@ Hence one mark per slot; a request's drafts begin with a look at how far its pro
 ``draft_prefill`` computes the rest.
 
 Marks are looked up only for slots that a sequence owns. They must be right for all slots that the
-radix cache may take: a prompt's when its prefill begins (unmarked) and when the draft model has
-computed them, an answer's when it ends.
+radix cache may take: those of a prompt when the draft model has computed them, those of an answer
+when it ends. A slot that SGLang allocates loses its mark, whatever for: the KV of a prefix may also
+come from the host (hierarchical cache) or from another server (disaggregation).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -27,15 +29,33 @@ class DraftKvMarks:
     Args:
         table: SGLang's ``req_to_token``, on the device.
         num_slots: exclusive upper bound of slot numbers.
+
+    Attributes:
+        allocator: SGLang's allocator of the slots.
     """
+
+    allocator: Any = None
 
     def __init__(self, table: torch.Tensor, num_slots: int) -> None:
         self._table = table
         self._marked = torch.zeros(num_slots, dtype=torch.bool, device=table.device)
+        self._allocated: list[torch.Tensor] = []
 
-    def clear(self, slots: torch.Tensor) -> None:
-        """Unmarks slots that get other tokens: int [n], on the device."""
-        self._set(slots, False)
+    def note_allocated(self, slots: torch.Tensor) -> None:
+        """Slots, int [n] on the device, get other tokens from the next launch on."""
+        self._allocated.append(slots)
+
+    def unmark_allocated(self) -> None:
+        """Called before a launch, on its stream: behind the forwards that may mark for the slots'
+        last owners."""
+        slots, self._allocated = self._allocated, []
+        if not slots:
+            return
+        if slots[0].device.type != "cpu":
+            stream = torch.get_device_module(slots[0].device).current_stream()
+            for some in slots:
+                some.record_stream(stream)
+        self._set(torch.cat(slots) if len(slots) > 1 else slots[0], False)
 
     def mark(self, spans: Sequence[tuple[Req, int, int]]) -> None:
         """Marks the prompts' part of (request, start, end) spans with draft KV; ``settle`` marks
@@ -55,8 +75,6 @@ class DraftKvMarks:
         known = max(first, min(state.draft_kv_len, end))
         if known > first:
             self._set(row[first:known], True)
-        if end > known:
-            self.clear(row[known:end])
 
     def _set(self, slots: torch.Tensor, mark: bool) -> None:
         # ``self._marked[slots] = mark`` would copy ``mark`` to the device, and wait for it.

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import Phase, VerifyOutcome
+from sglang_parse.core.phases import Phase
 from sglang_parse.core.question import LOW_VERDICT_MASS, Question
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.rival import Rival
+from sglang_parse.core.round import Round, Verdicts
 from sglang_parse.core.segment import Segmenter, evenly_spaced, prefix_ends
 from sglang_parse.core.selection import (
     contradicts_target,
@@ -37,26 +37,6 @@ logger = logging.getLogger(__name__)
 
 WINDOW = 16
 """Matched prefixes after which the rejected ones are reported, if they are many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdicts:
-    """Verdicts on the prefixes of one draft.
-
-    Attributes:
-        values: [K] in [0, 1].
-        mass: [K] p(accept) + p(reject); None where no question was asked.
-        refusal: the first draft token that a strict class refuses, whatever these say.
-    """
-
-    values: Sequence[float] = ()
-    mass: Sequence[float | None] = ()
-    refusal: Refusal | None = None
-
-    @property
-    def refused_at(self) -> int | None:
-        """Its place in the draft."""
-        return self.refusal.place if self.refusal else None
 
 
 class Judge:
@@ -171,44 +151,31 @@ class Judge:
         tokens = state.output_ids, checked, target_tokens
         return find_refusal(*tokens, policy.strict, self.segments.text_of, state.code)
 
-    def observe(
-        self,
-        req: Req,
-        verdicts: Verdicts,
-        target_tokens: Sequence[int],
-        outcome: VerifyOutcome,
-        *,
-        decides: bool = True,
-    ) -> None:
-        """Watches the verdicts on a draft.
-
-        Args:
-            target_tokens: the target's choice after each token.
-            decides: acceptance depends on the verdicts.
-        """
-        state = req.parse_state
+    def observe(self, req: Req, one: Round) -> None:
+        """Watches the verdicts on a draft."""
+        state, verdicts = req.parse_state, one.verdicts
         self._watch_mass(verdicts.mass)
         if self.drift is not None and not state.telemetry.stats.rounds:
             if self.drift.observe(verdicts.values):
                 self.counters.count("drifted_windows_total")
             self.counters.verdict_drift = self.drift.distance
         threshold, refusal = state.policy.threshold, verdicts.refusal
-        if not decides or state.policy.rejects_all:
+        if one.rule is None or state.policy.rejects_all:
             return
-        if refusal and refusal.place < (outcome.reject_end or 0):
+        if refusal and refusal.place < (one.reject_end or 0):
             self.counters.count("strict_refusals_total", label_value=refusal.name)
             counts = state.telemetry.strict_refusals
             counts[refusal.name] = counts.get(refusal.name, 0) + 1
         if is_greedy(req):
-            num_matched = matching_tokens(state.draft.token_ids, target_tokens)
+            num_matched = matching_tokens(one.draft.token_ids, one.target_tokens)
             matched, rejected = matched_prefixes(
-                state.draft.prefix_ends, verdicts.values, threshold, num_matched
+                one.draft.prefix_ends, verdicts.values, threshold, num_matched
             )
             state.telemetry.stats.matched_prefixes += matched
             state.telemetry.stats.rejected_matched_prefixes += rejected
             if threshold == self.threshold:  # a request's own says nothing about the server's
                 self._watch_matched(matched, rejected)
-                self._watch_rival(outcome, num_matched)
+                self._watch_rival(one, num_matched)
 
     def note_step(self, state: RequestState) -> None:
         """The target decodes a token of a rejected segment."""
@@ -262,10 +229,10 @@ class Judge:
             )
         self._num_matched = self._num_rejected = 0
 
-    def _watch_rival(self, outcome: VerifyOutcome, num_matched: int) -> None:
+    def _watch_rival(self, one: Round, num_matched: int) -> None:
         """Warns if the exact token check would be faster on this traffic."""
-        rival, is_rejected = self._rival, outcome.reject_end is not None
-        rival.add(outcome.num_output + 1, num_matched + 1, is_rejected=is_rejected)
+        rival = self._rival
+        rival.add(one.num_output + 1, num_matched + 1, is_rejected=one.is_rejected)
         if not rival.is_complete:
             return
         if rival.wins:

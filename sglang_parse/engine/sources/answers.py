@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from sglang_parse.core.answers import GRAM, AnswerIndex, Scope
+from sglang_parse.core.answers import GRAM, AnswerIndex
+from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import ANSWERS
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.sglang_types import Req
@@ -23,19 +24,22 @@ class AnswerSource(TextSource):
         super().__init__(ANSWERS, parts)
         self._index, self._shares_unscoped = AnswerIndex(max_answers), shares_unscoped
 
-    def scope_of(self, req: Req) -> Scope | None:
-        """The request's scope; None if it shares with no other.
-
-        To be asked when it arrives, before PARSE changes its ``extra_key``.
-        """
+    def receive(self, req: Req, options: RequestOptions) -> None:
+        """Decides whose answers the request shares, before PARSE changes its ``extra_key``. What it
+        accepts beyond what the server does is its client's own."""
         names = (req.extra_key, req.cache_salt)
-        return (*names, req.lora_id) if any(names) or self._shares_unscoped else None
+        is_strict = not any(options.looser_than(self._config).values())
+        if (any(names) or self._shares_unscoped) and is_strict and not req.parse_policy.is_plain:
+            req.parse_incoming[self.name] = (*names, req.lora_id)
+
+    def begin(self, req: Req) -> None:
+        if self.name in req.parse_incoming:
+            req.parse_state.texts[self.name] = self.new_text()
 
     def start(self, req: Req) -> str:
         state = req.parse_state
-        scope, text = state.policy.reuse_scope, state.texts[self.name]
+        scope, text = req.parse_incoming[self.name], state.texts[self.name]
         num_output = len(state.output_ids)
-        assert scope is not None
         if num_output <= 1 and not len(text.match):
             text.match.extend(self._index.find_by_prompt(scope, req.origin_input_ids))
         reason = super().start(req)
@@ -48,7 +52,7 @@ class AnswerSource(TextSource):
 
     def finish(self, req: Req) -> None:
         """Keeps the request's answer, unless it was aborted."""
-        scope = req.parse_state.policy.reuse_scope
+        scope = req.parse_incoming.get(self.name)
         if scope is not None and not isinstance(req.finished_reason, FINISH_ABORT):
             self._index.add(scope, req.origin_input_ids, req.output_ids_through_stop)
 

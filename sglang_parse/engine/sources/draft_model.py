@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from sglang_parse.core.phases import MODEL, VerifyOutcome
+from sglang_parse.core.phases import MODEL
 from sglang_parse.core.policy.controller import Controller
+from sglang_parse.core.round import Round
 from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sources.source import Source
 
 
-class DraftModelSource:
+class DraftModelSource(Source):
     """Drafts that the draft model writes over the next iterations, planned by the controller."""
 
     name = MODEL
@@ -24,6 +26,6 @@ class DraftModelSource:
         state.start_draft(plan)
         return ""
 
-    def observe(self, req: Req, outcome: VerifyOutcome) -> None:
+    def observe(self, req: Req, one: Round) -> None:
         state = req.parse_state
-        self._controller.observe_round(state.draft_key, outcome, state.num_failed)
+        self._controller.observe_round(state.draft_key, one, state.num_failed)

@@ -11,18 +11,20 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import EAGLE3, VerifyOutcome
+from sglang_parse.core.phases import EAGLE3
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.drafting import Acceptance
+from sglang_parse.core.round import Round
 from sglang_parse.core.stage import Stage
 from sglang_parse.engine.eagle_head import EagleHead
 from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sources.source import Source
 
 BYPASSED = f"{EAGLE3}: the head does not run for this request"
 
 
-class EagleSource:
+class EagleSource(Source):
     """Drafts that the EAGLE-3 head proposes.
 
     Args:
@@ -39,11 +41,13 @@ class EagleSource:
 
     def start(self, req: Req) -> str:
         state = req.parse_state
-        if state.policy.decode_accelerator != EAGLE3:
+        if state.policy.proposer != EAGLE3:
             return BYPASSED
         if self._config.drafting == "never" and not state.policy.always_drafts:
             return DRAFTING_OFF
-        state.wait_for_chain(self.length())
+        # A question cannot judge a few tokens.
+        exact = self._config.is_semantic and not self._config.has_head
+        state.wait_for_proposal(self.length(), self.name, is_exact=exact)
         return ""
 
     def length(self) -> int:
@@ -60,15 +64,17 @@ class EagleSource:
         is_known = costs.is_adaptive and costs.head_ms
         return max(range(head.num_steps, 0, -1), key=rate) if is_known else head.num_steps
 
-    def observe(self, req: Req, outcome: VerifyOutcome) -> None:
+    def observe(self, req: Req, one: Round) -> None:
         del req
         memory = self._controller.config.memory * self._controller.num_running
-        self._acceptance.observe(outcome, memory)
+        self._acceptance.observe(one, memory)
 
 
 def take_chain(req: Req, proposed: Sequence[int]) -> None:
-    """What the head proposed is the request's draft. The target chooses the answer's end itself, in
-    the row before it, so nothing is asked about a complete answer."""
+    """What the head proposed is the request's draft; compared token by token where no draft was
+    due: in plain requests, and at a rejected segment's end. The target chooses the answer's end
+    itself, in the row before it, so nothing is asked about a complete answer."""
     state = req.parse_state
     token_ids = [*takewhile(lambda token: token not in state.policy.stop_ids, proposed)]
-    state.give_draft(token_ids[: num_allowed(req, token_ids)], 1, EAGLE3)
+    is_exact = state.draft.judge is None
+    state.give_draft(token_ids[: num_allowed(req, token_ids)], 1, EAGLE3, is_exact=is_exact)

@@ -16,14 +16,15 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from sglang_parse.core.counters import Counters
-from sglang_parse.core.phases import ENDPOINT, Phase, VerifyOutcome
+from sglang_parse.core.phases import ENDPOINT, Phase
 from sglang_parse.core.policy.texts import TextLength
 from sglang_parse.core.request_text import RequestText
+from sglang_parse.core.round import Round
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import is_greedy, tokens_left
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.endpoint_client import DraftRequest, EndpointClient, Stream
-from sglang_parse.engine.sources.incoming import News
+from sglang_parse.engine.sources.source import News
 from sglang_parse.engine.sources.text import TextParts, TextSource
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,10 @@ class EndpointSource(TextSource):
         length = TextLength(self._stats, MAX_LOSS, MAX_GAIN)
         return RequestText(TextMatch(), length, is_complete=is_complete)
 
+    def begin(self, req: Req) -> None:
+        if not req.parse_policy.is_plain:
+            req.parse_state.texts[self.name] = self.new_text()
+
     def start(self, req: Req) -> str:
         if reason := self.follow(req):
             return reason
@@ -102,10 +107,10 @@ class EndpointSource(TextSource):
             return self._begin(req)
         return self._give(req)
 
-    def observe(self, req: Req, outcome: VerifyOutcome) -> None:
-        super().observe(req, outcome)
-        if outcome.accepted_len + outcome.num_matched < outcome.num_verified:
-            self.drop(req)  # what it writes now continues another answer
+    def observe(self, req: Req, one: Round) -> None:
+        super().observe(req, one)
+        if one.accepted_len + one.num_matched < one.num_verified:
+            self.retract(req)  # what it writes now continues another answer
 
     def _give(self, req: Req) -> str:
         """Starts a draft of what has arrived if it is enough, else waits for more."""
@@ -136,7 +141,7 @@ class EndpointSource(TextSource):
         state.texts[self.name].replace(match, is_complete=False)
         if self._client is None:
             return
-        self.close(req)
+        self.finish(req)
         num_tokens = min(tokens_left(req), MAX_DRAFTS * self._config.draft_tokens)
         wanted = DraftRequest(
             messages=req.parse_messages,
@@ -174,32 +179,34 @@ class EndpointSource(TextSource):
             waited_ms=1e3 * waited_s,
         )
 
-    def receive(self, req: Req, news: News) -> None:
-        super().receive(req, news)
+    def arrive(self, req: Req, news: News) -> None:
+        super().arrive(req, news)
         text = req.parse_state.texts[self.name]
         text.waited_ms = news.waited_ms
         if news.fault:
             self._count_fault(news)
-            self.close(req)
+            self.finish(req)
             text.length.lose(math.inf)  # it is not asked again for this answer
         elif news.token_ids and not self._pause:
             self._recover()
 
-    def close(self, req: Req) -> None:
+    def finish(self, req: Req) -> None:
         """Ends the request's draft on its way."""
         stream = req.parse_incoming.pop(self.name, None)
         if stream is not None:
             stream.close()
 
-    def drop(self, req: Req) -> None:
+    def retract(self, req: Req) -> None:
         """Ends the request's draft on its way, and forgets what has arrived of it."""
-        self.close(req)
+        self.finish(req)
         if text := req.parse_state.texts.get(self.name):
             text.replace(TextMatch())
 
-    def wait(self) -> None:
-        """All requests wait for text: waits a moment for some."""
-        if self._client is not None and self._client.arrived.wait(IDLE_S):
+    def wait(self, reqs: Sequence[Req], *, after_prefill: bool) -> None:
+        """If all requests wait for text: a moment, for some."""
+        del after_prefill
+        all_wait = bool(reqs) and all(req.parse_state.phase is Phase.WAITING for req in reqs)
+        if all_wait and self._client is not None and self._client.arrived.wait(IDLE_S):
             self._client.arrived.clear()
 
     def _count_fault(self, news: News) -> None:

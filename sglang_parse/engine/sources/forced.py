@@ -1,26 +1,27 @@
 """Drafts of the text that a request's grammar forces: jump-forward.
 
-No model writes them. The source is asked last: the draft model, whose tokens the grammar masks,
+No model writes them. The source is asked behind the draft model, whose tokens the grammar masks,
 drafts forced text, too, and what comes after it.
 """
 
 from __future__ import annotations
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import GRAMMAR, VerifyOutcome
+from sglang_parse.core.phases import GRAMMAR
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextSourceStats
+from sglang_parse.core.round import Round
 from sglang_parse.engine.logits.grammar import forced_after
 from sglang_parse.engine.requests import tokens_left
 from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sources.source import Source
 
 MIN_TOKENS = 4
 """Shortest draft: the target may spell the same text in other tokens."""
-NO_GRAMMAR = f"{GRAMMAR}: the request has none"
 NOTHING_FORCED = f"{GRAMMAR}: it forces too few tokens"
 
 
-class ForcedSource:
+class ForcedSource(Source):
     """Drafts of forced text.
 
     Args:
@@ -29,15 +30,17 @@ class ForcedSource:
     """
 
     name = GRAMMAR
+    explains = False  # most grammars force little
 
     def __init__(self, config: ParseConfig, controller: Controller) -> None:
         self._config, self._controller = config, controller
         self._stats, self._num_refused = TextSourceStats(controller.config), 0
 
+    def serves(self, req: Req) -> bool:
+        return req.parse_state.grammar is not None
+
     def start(self, req: Req) -> str:
         state = req.parse_state
-        if state.grammar is None:
-            return NO_GRAMMAR
         if self._config.drafting == "never" and not state.policy.always_drafts:
             return DRAFTING_OFF
         limit = min(self._config.draft_tokens, tokens_left(req))
@@ -47,10 +50,10 @@ class ForcedSource:
         state.give_draft(token_ids, 1, self.name)
         return ""
 
-    def observe(self, req: Req, outcome: VerifyOutcome) -> None:
+    def observe(self, req: Req, one: Round) -> None:
         del req
-        self._stats.watch(0, fits=outcome.num_output > 0)
-        self._stats.observe(outcome)
+        self._stats.watch(0, fits=one.num_output > 0)
+        self._stats.observe(one)
 
     def _pays(self, num_tokens: int, *, always: bool) -> bool:
         if num_tokens < MIN_TOKENS:

@@ -13,10 +13,10 @@ import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sglang_parse.core.counters import Counters
+from sglang_parse.engine.sources.source import News
 
 logger = logging.getLogger(__name__)
 
@@ -29,27 +29,6 @@ PIECE_CHARS = 8192
 Texts of one piece are the short ones."""
 WAIT_S = 0.02
 """Most seconds that prefills wait for short texts between two decode iterations."""
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What has become of a text.
-
-    Attributes:
-        token_ids: the target's tokens of it, or of what has been added to it.
-        num_unused: its characters that were left out.
-        is_complete: nothing will be added; ``ends_answer``: because the answer ends there.
-        fault: why there is no more; ``pauses``: because nothing comes for other requests, either.
-        waited_ms: how long its request has waited for it.
-    """
-
-    token_ids: Sequence[int] = ()
-    num_unused: int = 0
-    is_complete: bool = True
-    ends_answer: bool = True
-    fault: str = ""
-    pauses: bool = False
-    waited_ms: float = 0.0
 
 
 class Incoming(NamedTuple):

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from sglang_parse.core.request_text import RequestText
+from sglang_parse.core.round import Round
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.requests import stop_id_of, tokens_left
 from sglang_parse.engine.sglang_types import Req
-from sglang_parse.engine.sources.incoming import IncomingTexts, News
+from sglang_parse.engine.sources.incoming import IncomingTexts
+from sglang_parse.engine.sources.source import News, Source
 
 SEARCH_MS_PER_TOKEN = 4e-6
 """Time to look for an answer's place, per token of the text: a constant, because the ranks' clocks
@@ -47,13 +48,12 @@ class TextParts:
     question_rows: int = 0
 
 
-class TextSource:
+class TextSource(Source):
     """Drafts from the texts of one kind, ``name`` among ``RequestState.texts``."""
 
     def __init__(self, name: str, parts: TextParts) -> None:
         self.name, self._config, self._controller = name, parts.config, parts.controller
-        self._incoming, self._segments = parts.incoming, parts.segments
-        self._question_rows = parts.question_rows
+        self._segments, self._question_rows = parts.segments, parts.question_rows
         self._max_prefixes = min(MAX_PREFIXES, parts.config.max_prefixes)
         self._stats = TextSourceStats(parts.controller.config)
 
@@ -66,6 +66,17 @@ class TextSource:
         config = self._controller.config
         length = TextLength(self._stats, config.text_loss, config.text_gain)
         return RequestText(TextMatch(), length, is_complete=is_complete)
+
+    def serves(self, req: Req) -> bool:
+        return self.name in req.parse_state.texts
+
+    def rank(self, req: Req) -> float:
+        """Those that have brought tokens to the answer first."""
+        return min(0.0, req.parse_state.texts[self.name].length.net_loss)
+
+    def awaits(self, req: Req) -> bool:
+        text = req.parse_state.texts.get(self.name)
+        return text is not None and not text.is_complete
 
     def start(self, req: Req) -> str:
         if reason := self.follow(req):
@@ -117,13 +128,7 @@ class TextSource:
         is_off = self._config.drafting == "never" and not state.policy.always_drafts
         return DRAFTING_OFF if is_off else ""
 
-    def take(self, req: Req) -> News | None:
-        """What has become of the request's text, on rank 0; None if that is not known yet."""
-        incoming = req.parse_incoming.get(self.name)
-        return incoming and self._incoming.take(incoming, self.name)
-
-    def receive(self, req: Req, news: News) -> None:
-        """Something has become of the request's text."""
+    def arrive(self, req: Req, news: News) -> None:
         req.parse_state.texts[self.name].extend(
             news.token_ids,
             is_complete=news.is_complete,
@@ -131,11 +136,11 @@ class TextSource:
             num_unused=news.num_unused,
         )
 
-    def observe(self, req: Req, outcome: VerifyOutcome) -> None:
+    def observe(self, req: Req, one: Round) -> None:
         text = req.parse_state.texts[self.name]
-        text.length.observe(text.match.match_len, outcome, text.cost)
+        text.length.observe(text.match.match_len, one, text.cost)
         text.is_verified = True
-        if outcome.num_output == outcome.num_verified:
+        if one.num_output == one.num_verified:
             text.match.follow_draft()
 
     def _ends_answer(self, text: RequestText, length: int, num_left: int, limit: int) -> bool:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sglang_parse.core.phases import DraftKey, VerifyOutcome
+from sglang_parse.core.phases import DraftKey
+from sglang_parse.core.round import Round
 from sglang_parse.core.stage import StageTime
 
 
@@ -47,11 +48,12 @@ class Record:
         original: Callable,
         controller: Any,
         key: DraftKey,
-        outcome: VerifyOutcome,
+        one: Round,
         num_failed: int = 0,
     ) -> None:
-        self._write("round", key[0], *outcome)
-        original(controller, key, outcome, num_failed)
+        counts = one.num_drafted, one.num_verified, one.accepted_len, one.reject_end
+        self._write("round", key[0], *counts, one.is_finished, one.num_matched)
+        original(controller, key, one, num_failed)
 
     def _write(self, *values: Any) -> None:
         with self.path.open("a") as lines:

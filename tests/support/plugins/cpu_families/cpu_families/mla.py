@@ -1,4 +1,4 @@
-"""Latent attention (MLA) on a CPU (ledger: mla_cpu)."""
+"""Latent attention (MLA) on a CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_parse.attention.support import ON_CPU
-from sglang_parse.patches.base import Patch, Registration, around, on_cpu_only
+from sglang_parse.patches.base import Patch, Registration, around
 
 _FACTORY = "sglang.srt.layers.rotary_embedding.factory"
 _HANDLER = "sglang.srt.models.deepseek_common.attention_backend_handler"
@@ -35,7 +35,7 @@ def _absorbed() -> Any:
 
 
 PATCH = Patch(
-    "mla_cpu",
+    "mla",
     {
         f"{_FACTORY}.get_rope_cpu": around(_in_pytorch),
         _WAYS: Registration(
@@ -51,5 +51,4 @@ PATCH = Patch(
     "do. Unscaled rotary embeddings are those of other devices, and scaled ones use their PyTorch "
     "forward. Only on machines without an accelerator.",
     removed_when="`torch_native` has a handler, and `get_rope_cpu` needs no AMX for any model.",
-    is_needed=on_cpu_only,
 )

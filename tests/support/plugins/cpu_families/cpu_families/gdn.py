@@ -1,4 +1,4 @@
-"""Delta rules (Qwen3-Next, Qwen3.5, Kimi Linear) in plain PyTorch on a CPU (ledger: gdn_cpu)."""
+"""Delta rules (Qwen3-Next, Qwen3.5, Kimi Linear) in plain PyTorch on a CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import conv1d, normalize, silu, softplus
 
-from sglang_parse.patches.base import Patch, Value, around, on_cpu_only, replace
+from sglang_parse.patches.base import Patch, Value, around, replace
 
 
 def _recur(
@@ -199,7 +199,7 @@ _GDN = "sglang.srt.layers.attention.linear.kernels.gdn_triton.TritonGDNKernel"
 _KDA = "sglang.srt.layers.attention.linear.kernels.kda_triton.TritonKDAKernel"
 _CONV = f"{_KERNELS}.mamba.causal_conv1d_triton"
 PATCH = Patch(
-    "gdn_cpu",
+    "gdn",
     {
         f"{_GDN}.extend": replace(extend),
         f"{_GDN}.decode": replace(decode),
@@ -222,5 +222,4 @@ PATCH = Patch(
     how="the same in plain PyTorch, token by token; the module is the CPU's. Only on machines "
     "without an accelerator.",
     removed_when="these layers have a PyTorch path.",
-    is_needed=on_cpu_only,
 )

@@ -1,4 +1,4 @@
-"""Models with sliding windows on a CPU (ledger: windows_cpu)."""
+"""Models with sliding windows on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang.srt.arg_groups.model_override_base import (
 
 from sglang_parse.algorithm import names_parse
 from sglang_parse.attention.support import FOR_DRAFTS, ON_CPU
-from sglang_parse.patches.base import Patch, Value, on_cpu_only
+from sglang_parse.patches.base import Patch, Value
 
 
 def _listed_backends(settings: Any) -> tuple[str | None, ...]:
@@ -35,7 +35,7 @@ def _listed_view(server_args: Any) -> ResolvedView:
 
 _HOOK = "sglang.srt.arg_groups.model_hook"
 PATCH = Patch(
-    "windows_cpu",
+    "windows",
     {
         f"{_HOOK}.attention_backends_of": Value(_listed_backends),
         f"{_HOOK}.resolved_view": Value(_listed_view),
@@ -43,8 +43,6 @@ PATCH = Patch(
     why="SGLang ends at start where gpt-oss, Gemma 4 or EXAONE 4 is to run on `torch_native`: its "
     "stock class knows neither attention sinks nor two KV pools, and EXAONE's list leaves it out.",
     how="on a PARSE server, whose `torch_native` knows both (`sglang_parse/attention/native.py`), "
-    "these three checks read `triton` instead; nothing else does. Only on machines without an "
-    "accelerator.",
+    "these three checks read `triton` instead; nothing else does.",
     removed_when="the stock `torch_native` knows both, and the lists name it.",
-    is_needed=on_cpu_only,
 )

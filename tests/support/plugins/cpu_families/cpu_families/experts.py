@@ -1,4 +1,4 @@
-"""Experts of Nemotron 3 in plain PyTorch on a CPU (ledger: experts_cpu)."""
+"""Experts of Nemotron 3 in plain PyTorch on a CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sglang_parse.patches.base import Patch, Registration, around, on_cpu_only
+from sglang_parse.patches.base import Patch, Registration, around
 
 
 def _squared(
@@ -44,7 +44,7 @@ def _is_put() -> bool:
 
 
 PATCH = Patch(
-    "experts_cpu",
+    "experts",
     {
         "sglang.srt.layers.moe.fused_moe_native.moe_forward_native": around(_squared),
         "torch.mm": Registration(_put, _is_put),
@@ -54,5 +54,4 @@ PATCH = Patch(
     how="a CPU kernel of that operator, and experts with that activation in plain PyTorch. Only on "
     "machines without an accelerator.",
     removed_when="both have a CPU path.",
-    is_needed=on_cpu_only,
 )

@@ -1,4 +1,4 @@
-"""Mamba layers (Granite 4, Falcon-H1, Nemotron-H) in plain PyTorch on a CPU (ledger: mamba_cpu)."""
+"""Mamba layers (Granite 4, Falcon-H1, Nemotron-H) in plain PyTorch on a CPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn.functional import softplus
 
-from sglang_parse.patches.base import Patch, Registration, on_cpu_only, replace
-from sglang_parse.patches.cpu import gdn_cpu
+from cpu_families import gdn
+from sglang_parse.patches.base import Patch, Registration, replace
 
 
 def _scan(
@@ -94,7 +94,7 @@ def selective_state_update(
 
 _MIXER = "sglang.srt.layers.attention.mamba.mamba"
 _CONVOLUTIONS = {
-    f"causal_conv1d_{name}{ending}": getattr(gdn_cpu, f"causal_conv1d_{name}")
+    f"causal_conv1d_{name}{ending}": getattr(gdn, f"causal_conv1d_{name}")
     for name in ("fn", "update")
     for ending in ("", "_triton")
 }
@@ -110,7 +110,7 @@ def _is_put() -> bool:
 
 _OPS = "sglang.kernels.ops.mamba.triton_ops"
 PATCH = Patch(
-    "mamba_cpu",
+    "mamba",
     {
         f"{_OPS}.mamba_chunk_scan_combined": replace(mamba_chunk_scan_combined),
         f"{_OPS}.selective_state_update": replace(selective_state_update),
@@ -118,8 +118,6 @@ PATCH = Patch(
     },
     why="SGLang runs the recurrence of Mamba layers in Triton kernels, and its mixer has "
     "convolutions on GPUs, NPUs and XPUs only.",
-    how="the recurrence in plain PyTorch, token by token, and the convolution of gdn_cpu. Only on "
-    "machines without an accelerator.",
+    how="the recurrence in plain PyTorch, token by token, and the convolution of gdn.",
     removed_when="these layers have a PyTorch path.",
-    is_needed=on_cpu_only,
 )
