@@ -112,7 +112,7 @@ def _after(blocks: _Open, line: str) -> _Open:
         mark = fence[1] or fence[2]
         return _Open(opened, _CODE, rf"^ {{0,3}}{mark[0]}{{{len(mark)},}} *$")
     for start, end in _HTML_STARTS[: -1 if is_text else None]:
-        if found := start.match(rest):
+        if start.match(rest):
             is_whole = end != _BLANK and re.search(end, rest)
             return _Open(opened) if is_whole else _Open(opened, _HTML, end)
     if is_text:  # goes on, whatever containers the line leaves out
