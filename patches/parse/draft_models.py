@@ -37,9 +37,9 @@ def _derive_shapes(_result: None, self: Any) -> None:
 
 
 def _fit_rows(original: Callable, self: Any, param: Any, loaded_weight: Any) -> None:
-    context, dim = process_context(), getattr(param, "output_dim", None)
+    context, dim = process_context(), getattr(param, "output_dim", loaded_weight.ndim)
     found, wanted = context.draft_rows, context.target_rows
-    has_rows = found and dim is not None and loaded_weight.ndim > dim
+    has_rows = found and dim is not None and dim < loaded_weight.ndim
     if has_rows and (loaded_weight.shape[dim], self.org_vocab_size) == (found, wanted):
         known = loaded_weight.narrow(dim, 0, min(found, wanted))
         shape = [*known.shape]

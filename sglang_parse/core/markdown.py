@@ -50,7 +50,7 @@ _HTML_STARTS = [
 """Beginnings of a line -> what the last line of such a block has; the last may not end a text."""
 
 
-class _Blocks(NamedTuple):
+class _Open(NamedTuple):
     """The blocks that are open behind a line.
 
     containers: ``_QUOTE``, or of a list item the columns before its content; below 0 while it is
@@ -73,7 +73,7 @@ class CodeBlocks:
     """
 
     num_tokens: int = 0
-    _blocks: _Blocks = _Blocks()
+    _blocks: _Open = _Open()
     _line: str = ""
 
     @property
@@ -92,32 +92,32 @@ class CodeBlocks:
             self._blocks = _after(self._blocks, line)
 
 
-def _after(blocks: _Blocks, line: str) -> _Blocks:
+def _after(blocks: _Open, line: str) -> _Open:
     """The blocks that are open behind a whole line."""
     containers = tuple(map(abs, blocks.containers))
     rest, depth = _within(blocks.containers, line.expandtabs(4))
     is_inside, is_text = depth == len(containers), blocks.leaf == _TEXT
     if is_inside and blocks.end:
         is_last = re.search(blocks.end, rest)
-        return _Blocks(containers) if is_last else blocks._replace(containers=containers)
+        return _Open(containers) if is_last else blocks._replace(containers=containers)
     opened = containers[:depth]
     if is_inside and is_text and _UNDERLINE.match(rest):
-        return _Blocks(opened)
+        return _Open(opened)
     while not _BREAK.match(rest) and (found := _opening(rest, ends_text=is_inside and is_text)):
         opened, rest = (*opened, found[0]), found[1]
         is_inside = is_text = False
     if _BREAK.match(rest) or _HEADING.match(rest) or not rest.strip():
-        return _Blocks(opened)
+        return _Open(opened)
     if fence := _FENCE.match(rest):
         mark = fence[1] or fence[2]
-        return _Blocks(opened, _CODE, rf"^ {{0,3}}{mark[0]}{{{len(mark)},}} *$")
+        return _Open(opened, _CODE, rf"^ {{0,3}}{mark[0]}{{{len(mark)},}} *$")
     for start, end in _HTML_STARTS[: -1 if is_text else None]:
-        if found := start.match(rest):
+        if start.match(rest):
             is_whole = end != _BLANK and re.search(end, rest)
-            return _Blocks(opened) if is_whole else _Blocks(opened, _HTML, end)
+            return _Open(opened) if is_whole else _Open(opened, _HTML, end)
     if is_text:  # goes on, whatever containers the line leaves out
-        return _Blocks(containers, _TEXT)
-    return _Blocks(opened, "" if rest.startswith("    ") else _TEXT)
+        return _Open(containers, _TEXT)
+    return _Open(opened, "" if rest.startswith("    ") else _TEXT)
 
 
 def _within(containers: Sequence[int], line: str) -> tuple[str, int]:

@@ -73,7 +73,7 @@ def build_engine(
     tokenizer = target_worker.tokenizer or tokenizer_of(args)  # None: --skip-tokenizer-init
     question = question_for(args, tokenizer, config)
     max_question_len = question.max_len if question else 0
-    draft, parallel = _draft_model(config, models, args.speculative_draft_model_path, tokenizer)
+    draft, parallel = _draft_model(config, models, args, tokenizer)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     layout = _layout(args, config, target.runner.model_config, parallel.size)
     controller = _controller(config, args, max_question_len, parallel.kinds)
@@ -240,10 +240,10 @@ def _layout(server_args: Any, config: ParseConfig, target: Any, block_size: int)
 def _draft_model(
     config: ParseConfig,
     models: tuple[Any, int, int, TpModelWorker],
-    path: str | None,
+    server_args: Any,
     tokenizer: Any,
 ) -> tuple[DraftModel | None, ParallelDraft]:
-    if not path:
+    if not server_args.speculative_draft_model_path:
         return None, ParallelDraft()
     context = process_context()
     context.target_rows = models[3].model_runner.model_config.vocab_size

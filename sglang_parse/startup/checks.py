@@ -12,13 +12,12 @@ from sglang.srt.arg_groups.arg_utils import record_fields
 from sglang.srt.arg_groups.fields.spec import Spec
 from sglang.srt.environ import envs
 from sglang.srt.model_executor.cuda_graph_config import Backend
-from sglang.srt.utils import is_confidential_compute, is_sm100_supported
+from sglang.srt.utils import is_confidential_compute
 from sglang.srt.utils.network import try_bind_socket
 
 from sglang_parse.attention.support import (
     ALL_CAUSAL,
     CAUSAL,
-    EXPANDING,
     FOR_DRAFTS,
     OF_DRAFT,
     OF_TARGET,
@@ -35,6 +34,7 @@ from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
 from sglang_parse.startup.disaggregation import DECODE, check_decode_server
 from sglang_parse.startup.families import Family, attention_of, family_of, usual_drafts
 from sglang_parse.startup.judges import check_judge
+from sglang_parse.startup.latent import warn_of_expansion
 from sglang_parse.startup.models import (
     DRAFT,
     check_head,
@@ -225,20 +225,7 @@ def check_resolved(args: Any) -> None:
     target, draft = read_pair(args)
     check_states(args, target)
     pass_layout(args, config, target, parallel_draft(config, draft).size)
-    _warn_of_expansion(args, target)
-
-
-def _warn_of_expansion(args: Any, target: Any) -> None:
-    """Says where verify passes take the time of their contexts (ledger: latent_passes)."""
-    backend = args.prefill_attention_backend or args.attention_backend
-    # Then these two attend over latent KV themselves.
-    absorbs = {"trtllm_mla": args.disable_chunked_prefix_cache, "fa4": is_sm100_supported()}
-    is_latent = attention_of(target) is Attention.LATENT
-    if is_latent and backend in EXPANDING and not absorbs.get(backend):
-        more = ", or --disable-chunked-prefix-cache" if backend == "trtllm_mla" else ""
-        text = "PARSE: %s is %r: each verify pass expands the latent KV of its contexts, as its "
-        text += "prefills do, and gets slower with them. Fix: use flashinfer%s"
-        logger.warning(text, OF_TARGET, backend, more)
+    warn_of_expansion(args, target)
 
 
 def check_settings(args: Any) -> None:

@@ -211,17 +211,17 @@ def test_the_start_says_which_backend_expands(
 ):
     from sglang.srt.arg_groups.overrides import resolved_view
 
-    from sglang_parse.startup import checks
+    from sglang_parse.startup import latent as start
     from sglang_parse.startup.models import read_pair
 
     shown: list[str] = []
     view = resolved_view(launch((latent, None), "--parse-verification", "token", ask=False))
-    monkeypatch.setattr(checks.logger, "warning", lambda text, *words: shown.append(text % words))
+    monkeypatch.setattr(start.logger, "warning", lambda text, *words: shown.append(text % words))
     args = SimpleNamespace(
         attention_backend=flags[0],
         prefill_attention_backend=None,
         disable_chunked_prefix_cache=len(flags) > 1,
     )
-    checks._warn_of_expansion(args, read_pair(view)[0])
+    start.warn_of_expansion(args, read_pair(view)[0])
     assert len(shown) == bool(fix)
     assert all(line.endswith(fix) for line in shown)

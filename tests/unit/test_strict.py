@@ -97,8 +97,8 @@ def test_no_selection_accepts_a_refused_token(selection: str):
     verdicts, ends = [0.9] * 4, [2, 4, 6, 8]
     for place in range(8):
         found = select(verdicts, ends, 0.0, selection, is_finished=True, refused_at=place)
-        assert found.accepted_len == place // 2 * 2
-    assert select(verdicts, ends, 0.0, selection, is_finished=True).accepted_len == 8
+        assert found[0] == place // 2 * 2
+    assert select(verdicts, ends, 0.0, selection, is_finished=True)[0] == 8
 
 
 # -- tokens that are a part of a character ------------------------------------------------------
@@ -266,7 +266,7 @@ def rounds_of(
         start += select(
             *(verdicts, range(1, len(verdicts) + 1), threshold, "first-reject"),
             refused_at=found and found.place,
-        ).accepted_len
+        )[0]
         refused |= {start} & {*range(length)}
         start += 1
     numbers = [x for x in others if any(text_of(t, ()).isdigit() for t in x[1:3])]
