@@ -26,7 +26,7 @@ AFFECTED = {
     "sglang_parse/engine/logits/grammar.py": "grammars hostile_grammars forced_text predictions",
     "sglang_parse/engine/sources/*": "predictions endpoint grammars soak",
     "sglang_parse/engine/sources/eagle.py": "eagle3_drafts",
-    "sglang_parse/engine/drafting/*": "blocks draft_head drafting_pays",
+    "sglang_parse/engine/drafting/*": "blocks draft_head drafting_pays sessions",
     "sglang_parse/engine/logits/*": "adjusted grammars",
     "sglang_parse/engine/a*.py": "fallbacks malformed extreme_numbers",
     "sglang_parse/engine/logits/sampling.py": "sampling adjusted",
@@ -40,7 +40,7 @@ AFFECTED = {
     "sglang_parse/engine/b*.py": "lora weight_updates router call_direction",
     "sglang_parse/attention/*": "as_on_a_gpu exact blocks demo_pair demo_requests families pools",
     "sglang_parse/telemetry/*": "prometheus requests",
-    "sglang_parse/startup/*": "documents options serve calibrate wheel families states",
+    "sglang_parse/startup/*": "documents options serve calibrate wheel families states defaults",
     "sglang_parse/__init__.py": "documents wheel",
     "sglang_parse/algorithm.py": "documents serve disaggregation",
     "sglang_parse/cli.py": "documents wheel",
@@ -70,7 +70,7 @@ AFFECTED = {
     "docs/*": "documents",
     "README.md": "documents",
     "tests/support/*": STEP,
-    "tests/support/plugins/cpu_families/*": "families pools states disaggregation",
+    "tests/support/plugins/cpu_families/*": "families pools states disaggregation defaults",
     "tests/soak/*": "soak",
 }
 
