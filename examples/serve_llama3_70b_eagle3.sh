@@ -12,14 +12,12 @@
 #
 # Memory:   the head's weights, about 3 GB in bf16, spread over the GPUs; its KV, 4 KiB a token.
 #
-# --parse-decode-accelerator eagle3  What ends a rejected line: the target with the head.
-# --parse-eagle3-path          The head.
+# --parse-eagle3-path          The head: its proposals end rejected lines.
 # SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN   The head has 2,048 positions, fewer than the context.
 #                              Behind them it proposes worse; the text is the same.
 set -eu
 
 export SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1
 exec "$(dirname "$0")/serve_llama3_70b.sh" \
-  --parse-decode-accelerator eagle3 \
   --parse-eagle3-path "${HEAD:?set HEAD to an EAGLE-3 head for Llama-3.3-70B-Instruct}" \
   "$@"

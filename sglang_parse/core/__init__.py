@@ -5,6 +5,7 @@
     setting        settings in flags, errors and documents
     segment        ends of a draft's segments; prefix k is its first k segments
     strict         tokens that must be the target's own choice
+    markdown       blocks of code in an answer, by CommonMark's rules
     question       tokens of the question about a prefix, and the verdict tokens
     judge          verdict heads: files, and verdicts from the scores of tokens
     layout         rows of a verify pass

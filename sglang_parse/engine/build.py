@@ -73,8 +73,7 @@ def build_engine(
     tokenizer = target_worker.tokenizer or tokenizer_of(args)  # None: --skip-tokenizer-init
     question = question_for(args, tokenizer, config)
     max_question_len = question.max_len if question else 0
-    path = args.speculative_draft_model_path
-    draft, parallel = _draft_model(config, models, path, tokenizer)
+    draft, parallel = _draft_model(config, models, args.speculative_draft_model_path, tokenizer)
     target, guard = TargetModel(target_worker), DraftGuard(args.tp_size)
     layout = _layout(args, config, target.runner.model_config, parallel.size)
     controller = _controller(config, args, max_question_len, parallel.kinds)
@@ -84,9 +83,9 @@ def build_engine(
     captured = _captured_layers(config, target.runner, eagle)
     judge = None
     if config.is_semantic:
-        head, segments = _head(config, target, captured), Segmenter(tokenizer, config.segment_rule)
-        drift, layers = _drift_watch(config, certified), captured.layers if captured else ()
-        judge = Judge(config, question, head, segments, counters, layers=layers, drift=drift)
+        head, drift = _head(config, target, captured), _drift_watch(config, certified)
+        segments, layers = Segmenter(tokenizer, config.segment_rule), captured and captured.layers
+        judge = Judge(config, question, head, segments, counters, layers=layers or (), drift=drift)
     drafter = _drafter(config, args, draft, controller.blocks, parallel.size > 1)
     encoder = TextEncoder(tokenizer, target.runner.model_config.context_len)
     sources = build_sources(

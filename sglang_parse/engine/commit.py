@@ -73,11 +73,12 @@ class Committer:
             state.give_draft(allowed, self.config.max_prefixes)
         self.ask(req)
 
-    def take_proposal(self, req: Req, token_ids: Sequence[int]) -> None:
-        """What a head proposed is the request's draft."""
-        with contain_request(req.parse_state, "taking a proposal"):
-            take_chain(req, token_ids)
-        self.ask(req)
+    def take_proposals(self, reqs: Sequence[Req], proposals: Sequence[Sequence[int]]) -> None:
+        """What a head proposed is each request's draft."""
+        for req, token_ids in zip(reqs, proposals, strict=True):
+            with contain_request(req.parse_state, "taking a proposal"):
+                take_chain(req, token_ids)
+            self.ask(req)
 
     def accept(self, req: Req, result: TargetResult) -> Round:
         """Outputs what the target forward brought the request; ``move_on`` follows.

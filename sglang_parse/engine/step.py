@@ -2,15 +2,13 @@
 
     plan      each request takes an action, and KV slots for it
     draft     drafting requests get a chunk of draft tokens from the draft model
-    verify    heads propose drafts; all requests but those that draft share one forward of the
-              target, which verifies complete drafts
+    verify    heads propose; the others share one forward of the target, which verifies drafts
     accept    draft tokens are accepted; what they and the target's own tokens make is output
     move on   requests start drafts behind their output, or decode; complete drafts are asked about
 
-SGLang launches iteration n + 1 before it processes the result of n (``overlap``). So draft and
-verify launch their forwards and return; ``finish`` waits for the results and commits them. The
-host waits for the draft chunk first, so that the stages' times stay apart; on a CPU, or where it
-needs an EAGLE-3 proposal, even before it launches the target's forward.
+SGLang launches iteration n + 1 before it processes the result of n (``overlap``): draft and verify
+launch their forwards, ``finish`` waits for them. The host waits for the draft chunk first, so that
+stages' times stay apart; on a CPU or for a proposal, before it launches the target's forward.
 """
 
 from __future__ import annotations
@@ -108,12 +106,11 @@ class Step:
     def _verify(
         self, by_action: Mapping[Action, Sequence[int]], before: TargetForward | None
     ) -> None:
-        engine, proposing = self.engine, by_action[Action.PROPOSE]
-        if engine.eagle is not None and proposing:
+        engine = self.engine
+        if engine.eagle is not None and (proposing := by_action[Action.PROPOSE]):
             with self._head_watch:
                 proposals = engine.eagle.propose(self.batch, proposing)
-            for req, token_ids in zip(self._reqs(proposing), proposals, strict=True):
-                engine.committer.take_proposal(req, token_ids)
+            engine.committer.take_proposals(self._reqs(proposing), proposals)
         self._forward_watch.start()
         self.forward = engine.verifier.launch(self.batch, by_action, before)
         if self.forward is not None:

@@ -36,6 +36,7 @@ from sglang_parse.core.simulation import ENV_VAR as SIMULATION
 from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.engine import commit as commit_module
+from sglang_parse.engine import verify as verify_module
 from sglang_parse.engine.build import build_sources
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.faults import NO_LOGIT, NO_LOGITS
@@ -144,7 +145,7 @@ class Served:
     ) -> list[int]:
         """Commits what a forward said about a head's proposal."""
         self.state.action = Action.PROPOSE
-        self.committer.take_proposal(self.req, proposed)
+        self.committer.take_proposals([self.req], [proposed])
         part = verify_rows(0, self.req)
         count = part.num_token_rows
         return commit(self, TargetResult(part, choices[:count], [TAKES, *scores][:count]))
@@ -646,7 +647,8 @@ def test_an_error_in_a_commit_ends_the_request(monkeypatch: pytest.MonkeyPatch, 
     assert one.state.fault == "committing its tokens failed: ZeroDivisionError"
 
 
-def test_a_fault_of_the_logits_is_named():
+def test_a_fault_of_the_logits_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verify_module, "broadcast", lambda rows: rows)
     one = Served([11, 12, 13, 14])
     nan = "NaN in the target model's logits"
     for fault, token, score in (

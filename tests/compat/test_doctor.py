@@ -302,7 +302,7 @@ def test_draft_forward(tmp_path: Path):
 
 
 def test_head():
-    continued = {"parse_decode_accelerator": "eagle3", "parse_eagle3_path": HEAD}
+    continued = {"parse_eagle3_path": HEAD}
     assert check(**continued)["EAGLE-3 head"].found.endswith("3 tokens ahead")
     line = check(**continued, speculative_eagle_topk=4)["EAGLE-3 head"]
     assert (line.status, line.found) == (FAILS, "--speculative-eagle-topk is 4")

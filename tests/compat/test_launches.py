@@ -205,14 +205,14 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
         request(1, Phase.VERIFYING, Action.VERIFY, draft=1, top_k=5),
         request(2, Phase.DECODING, Action.DECODE),
         request(3, Phase.PLAIN, Action.DECODE),
-        request(4, Phase.DECODING, Action.EAGLE_DECODE),
+        request(4, Phase.DECODING, Action.PROPOSE),
     )
     batch.reqs[3].lora_id = "adapter"
     if question is None:
         for req in batch.reqs:
             req.parse_state.ask([], [])
     engine = engine_for(batch, is_masked=is_masked, question=question)
-    eagle = SimpleNamespace(propose=lambda *_: {4: [8, 9]})
+    eagle = SimpleNamespace(propose=lambda *_: [[8, 9]])
     monkeypatch.setattr(engine, "eagle", eagle)
     iteration, _ = launched(batch, engine)
     assert not iteration.result.can_run_cuda_graph
@@ -348,7 +348,7 @@ CHAIN = 3
         ((2, 1), Action.VERIFY, "EXTEND"),
         ((CHAIN, CHAIN), Action.VERIFY, "DRAFT_EXTEND_V2"),
         ((CHAIN, CHAIN - 1), Action.VERIFY, "EXTEND"),
-        ((CHAIN, CHAIN - 1), Action.EAGLE_DECODE, "DRAFT_EXTEND_V2"),
+        ((CHAIN, CHAIN - 1), Action.PROPOSE, "DRAFT_EXTEND_V2"),
     ],
     ids=["runs", "chains", "a chain and a run", "a shorter proposal"],
 )
@@ -387,7 +387,7 @@ def test_a_head_follows_what_was_written(
         return prepare(extend_input, view, *args, **kwargs)
 
     monkeypatch.setattr(eagle_worker_v2, "prepare_for_draft_extend", prepare_with_lengths)
-    batch = batch_of(*(request(i, Phase.DECODING, Action.EAGLE_DECODE) for i in range(3)))
+    batch = batch_of(*(request(i, Phase.DECODING, Action.PROPOSE) for i in range(3)))
     batch.model_config = Runner.model_config
     batch.forward_mode = ForwardMode.DECODE
     head, worker = (
@@ -411,18 +411,16 @@ def test_a_head_follows_what_was_written(
         seed_dsa_topk_from_draft_extend=False,
     )
     for req in batch.reqs:
-        req.parse_state.policy = RequestPolicy(
-            threshold=0.5, decode_accelerator="eagle3", uses_eagle=True
-        )
+        req.parse_state.policy = RequestPolicy(threshold=0.5, proposer="eagle3", uses_eagle=True)
     hidden, middle = torch.zeros(sum(num_rows), 48, device=GPU), num_rows[0]
     results = [
-        SimpleNamespace(index=0, action=action, hidden_rows=slice(0, middle)),
-        SimpleNamespace(index=2, action=action, hidden_rows=slice(middle, sum(num_rows))),
+        SimpleNamespace(index=0, action=action, hidden=hidden[:middle]),
+        SimpleNamespace(index=2, action=action, hidden=hidden[middle:]),
     ]
     emitted = [(5, 6), (), (7,)]
     for req, tokens in zip(batch.reqs, emitted, strict=True):
         req.parse_state.write(tokens)
-    head.draft_extend(batch, results, hidden, emitted)
+    head.draft_extend(batch, results, emitted)
     assert [forward.forward_mode.name for forward in runner.forwards] == [mode]
     first, untouched, last = (req.parse_state.eagle for req in batch.reqs)
     assert untouched is None

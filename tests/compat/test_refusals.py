@@ -479,7 +479,7 @@ def test_a_decode_server_with_another_kind_of_kv(pair, monkeypatch: pytest.Monke
 
 
 HEAD = DEMO / "eagle3"
-EAGLE3 = ("--parse-decode-accelerator", "eagle3", "--parse-eagle3-path")
+EAGLE3 = ("--parse-eagle3-path",)
 DEMO_PAIR = (DEMO / "target", DEMO / "draft")
 
 
@@ -496,9 +496,10 @@ def test_num_steps_of_an_eagle3_head(flags: tuple[str, ...], steps: int):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (EAGLE3[:2], "--parse-eagle3-path is not set"),
-        ((EAGLE3[2], str(HEAD)), "question cannot judge.*use --parse-judge likelihood, or"),
-        ((*EAGLE3, str(HEAD), *DECODE[:2]), "is 'decode': a head reads .*leave --parse-decode-acc"),
+        (
+            (*EAGLE3, str(HEAD), *DECODE[:2]),
+            "is 'decode': a head reads .*leave --parse-eagle",
+        ),
         ((*EAGLE3, "/no/such/head"), "--parse-eagle3-path is '/no/such/head': it do"),
         ((*EAGLE3, str(DEMO)), "--parse-eagle3-path is .*no config.json"),
         ((*EAGLE3, str(DEMO / "draft")), "architectures of .*draft is .*give an EAGLE-3 head"),

@@ -460,7 +460,7 @@ def test_a_request_that_ends_without_notice_ends_its_draft(monkeypatch: pytest.M
 def test_a_request_waits_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch):
     now = SimpleNamespace(value=100.0)
     monkeypatch.setattr(endpoint_module.time, "monotonic", lambda: now.value)
-    server = Server(monkeypatch, draft_url="http://host:1")
+    server = Server(monkeypatch, draft_url="http://host:1", draft_timeout=0.5)
     req = server.request()
     server.start(req, "A")
     server.chain.poll([req])

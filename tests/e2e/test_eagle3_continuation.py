@@ -19,6 +19,7 @@ from support.client import (
     Client,
     assert_adds_up,
     assert_same,
+    by_head,
     chunks_of,
     ids_of,
     parse_info,
@@ -27,7 +28,6 @@ from support.demo_pair import DEMO, disturbed_draft
 from support.servers import ALWAYS, QUESTION, SEED, Start, parse_flags, served
 
 HEAD_PATH = ("--parse-eagle3-path", str(DEMO / "eagle3"))
-EAGLE3 = ("--parse-decode-accelerator", "eagle3", *HEAD_PATH)
 NORMAL, OFF = {}, {"enabled": False}
 LIMIT = {"max_new_tokens": 110}
 MORE = pytest.mark.nightly("tests/e2e/test_eagle3_continuation.py::test_exact_above_one")
@@ -49,7 +49,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def eagle(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """The target ends rejected lines with its head, whether that pays or not."""
-    flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED, *ALWAYS)
+    flags = parse_flags(pair, *QUESTION, *HEAD_PATH, *SEED, *ALWAYS)
     yield from served(start_server, "demo-eagle3", *flags)
 
 
@@ -74,7 +74,7 @@ def tight(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
 def choosing(start_server: Start) -> Iterator[Client]:
     """The demo pair with adaptive drafting: verify passes yield nearly all of an answer."""
     pair = (DEMO / "target", DEMO / "draft")
-    flags = parse_flags(pair, *QUESTION, *EAGLE3, *SEED)
+    flags = parse_flags(pair, *QUESTION, *HEAD_PATH, *SEED)
     for client in served(start_server, "choosing-eagle3", *flags):
         yield replace(client, options={})
 
@@ -91,13 +91,13 @@ def expected(demo_plain: Client, prompts: list[str]) -> list[dict]:
 
 def _accept_length(answers: list[dict]) -> float:
     """Returns tokens per target forward with the head."""
-    infos = [parse_info(answer) for answer in answers]
-    return sum(info["eagle3_tokens"] for info in infos) / sum(i["eagle3_steps"] for i in infos)
+    rounds, tokens = by_head([parse_info(answer) for answer in answers])
+    return tokens / rounds
 
 
 def _with_head(answers: list[dict]) -> int:
     """Returns the number of requests that the head ran for."""
-    return [parse_info(answer)["decode_accelerator"] for answer in answers].count("eagle3")
+    return [parse_info(answer)["proposer"] for answer in answers].count("eagle3")
 
 
 @one_or_all
@@ -110,9 +110,10 @@ def test_exact_above_one(eagle: Client, prompts: list, expected: list, concurren
     assert _accept_length(answers) > 2
     for answer in answers:
         info = parse_info(answer)
-        assert (info["mode"], info["decode_accelerator"]) == ("parse", "eagle3")
+        assert (info["mode"], info["proposer"]) == ("parse", "eagle3")
         assert info["accepted_tokens"] == 0
-        assert 0 < info["eagle3_tokens"] < info["target_tokens"] - info["matched_tokens"]
+        assert 0 < by_head([info])[1] < info["target_tokens"]
+        assert info["sources"]["model"]["matched_tokens"] > 0
         assert_adds_up(answer)
 
 
@@ -124,10 +125,11 @@ def test_switched_off_requests(eagle: Client, prompts: list, expected: list, con
     assert _accept_length(answers) > 2.5
     infos = [parse_info(answer) for answer in answers]
     assert {(info["mode"], info["reason"]) for info in infos} == {("plain", "switched off")}
-    assert {info["drafted_tokens"] for info in infos} == {0}
-    assert [info["target_tokens"] for info in infos] == [len(ids) for ids in ids_of(answers)]
+    assert {tuple(info["sources"]) for info in infos} == {("eagle3",)}
+    assert {info["draft_forwards"] for info in infos} == {0}
     for answer, info in zip(answers, infos, strict=True):
-        spent_ms = info["prefill_ms"] + info["decode_ms"]
+        assert_adds_up(answer)
+        spent_ms = sum(info[f"{stage}_ms"] for stage in ("prefill", "draft", "verify", "decode"))
         assert 0 < spent_ms < answer["meta_info"]["e2e_latency"] * 1e3
 
 
@@ -194,24 +196,24 @@ def test_all_kinds_of_requests_share_a_batch(
         ours, theirs = wishes[name].result(), demo_plain.generate(prompts[0], **LIMIT, **wish)
         assert_same(ours, theirs)
         info = parse_info(ours)
-        assert (info["reason"], info["decode_accelerator"]) == (name, "none")
-        assert info["eagle3_steps"] == 0
+        assert (info["reason"], info["proposer"]) == (name, "none")
+        assert by_head([info]) == (0, 0)
     plainly = partial(demo_plain.generate, prompts[0], **LIMIT)
     with ThreadPoolExecutor(8) as pool:
         theirs, *alone = pool.map(lambda wish: plainly(**wish), (LOGPROBS, *ADJUSTED))
     for ours in (job.result() for job in asked):
         assert_same(ours, theirs)
-        assert parse_info(ours)["eagle3_steps"] > 0
+        assert by_head([parse_info(ours)])[0] > 0
         for key in ("output_token_logprobs", "output_top_logprobs"):
             ours_log, their_log = (_numbers(a["meta_info"][key]) for a in (ours, theirs))
             assert ours_log == pytest.approx(their_log, abs=1e-4)
     for number, theirs in enumerate(alone):
         for ours in (job.result() for job in adjusted[2 * number : 2 * number + 2]):
             assert_same(ours, theirs)
-            assert parse_info(ours)["eagle3_steps"] > 0
+            assert by_head([parse_info(ours)])[0] > 0
     assert both.result()["output_ids"] == wishes["sampling mask"].result()["output_ids"]
-    assert parse_info(both.result())["decode_accelerator"] == "none"
-    assert parse_info(sampled.result())["eagle3_steps"] > 0
+    assert parse_info(both.result())["proposer"] == "none"
+    assert by_head([parse_info(sampled.result())])[0] > 0
     eagle.assert_nothing_lost()
 
 
@@ -226,7 +228,7 @@ def test_the_head_proposes_under_grammars(
         ours, demo_plain.generate_all(prompts[:4], 4, **grammar), strict=True
     ):
         assert_same(answer, expected)
-        assert parse_info(answer)["decode_accelerator"] == "eagle3"
+        assert parse_info(answer)["proposer"] == "eagle3"
     assert _accept_length(ours) > 1.5
 
 
@@ -332,7 +334,7 @@ def test_the_accept_length_after_a_cached_prefix(eagle: Client, prompts: list):
         eagle.flush()
         alone = eagle.generate(prompt, **limit)
         assert alone["meta_info"]["cached_tokens"] == 0
-        assert parse_info(answer)["eagle3_steps"] == parse_info(alone)["eagle3_steps"]
+        assert by_head([parse_info(answer)]) == by_head([parse_info(alone)])
 
 
 @pytest.mark.nightly("tests/unit/test_eagle_gate.py")
@@ -354,7 +356,7 @@ def test_the_head_is_bypassed_where_it_does_not_pay(
     assert sum(p.is_right(a["text"]) for p, a in zip(problems, answers, strict=False)) >= 7
     plainly = choosing.generate_all(prompts[:6], 2, parse=OFF, **limit)
     assert [ids[: LIMIT["max_new_tokens"]] for ids in ids_of(plainly)] == ids_of(expected[:6])
-    assert {parse_info(answer)["decode_accelerator"] for answer in plainly} == {"eagle3"}
+    assert {parse_info(answer)["proposer"] for answer in plainly} == {"eagle3"}
     assert _accept_length(plainly) > 2.5
     # They share the first words with the prompts just sent.
     cached = [answer["meta_info"]["cached_tokens"] for answer in plainly]
@@ -435,7 +437,8 @@ def test_a_pool_too_small(tight: Client, prompts: list, expected: list):
     assert 1.5 < _accept_length(answers[1::3]) <= 3
     assert sum(parse_info(answer)["accepted_tokens"] for answer in answers[::3]) > 0
     infos = [parse_info(answer) for answer in answers[1::3]]
-    ahead, written = (sum(i[name] for i in infos) for name in ("eagle3_tokens", "target_tokens"))
+    _, ahead = by_head(infos)
+    written = sum(info["accepted_tokens"] + info["target_tokens"] for info in infos)
     # Without the head, the target decodes only each answer's first token, and at most its last.
     assert ahead < written - 2 * len(infos)
     tight.assert_nothing_lost()

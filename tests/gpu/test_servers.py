@@ -18,7 +18,7 @@ import pytest
 
 from sglang_parse.core.selection import select
 from sglang_parse.startup import compat
-from support.client import EXACT, parse_info, random_prompts
+from support.client import EXACT, by_head, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.gpu_setups import BACKENDS, SETUPS, Setup
 from support.models import load_model
@@ -87,7 +87,7 @@ class Servers:
         flags = (*QUESTION, "--parse-layout", setup.layout, *setup.on_gpu)
         if has_head:
             path = str(DEMO / "eagle3")
-            flags = (*flags, "--parse-decode-accelerator", "eagle3", "--parse-eagle3-path", path)
+            flags = (*flags, "--parse-eagle3-path", path)
             flags = (*flags, "--parse-drafting", "always")  # else the head runs where it pays
         name = f"{'head' if has_head else 'demo'} {setup}"
         return self._client(name, parse_flags((DEMO / "target", DEMO / "draft"), *flags))
@@ -232,9 +232,7 @@ def test_an_eagle3_head_changes_no_token(
     asked = [tokenizer.encode(p.prompt, add_special_tokens=False) for p in problems[:16]]
     answers = head.generate_all(asked, 16, parse=options, max_new_tokens=40, ignore_eos=True)
     assert_the_targets(demo_plain, answers, asked)
-    ahead, steps = (
-        sum(info[name] for info in infos(answers)) for name in ("eagle3_tokens", "eagle3_steps")
-    )
+    steps, ahead = by_head(infos(answers))
     assert ahead > 1.5 * steps > 0
     head.assert_nothing_lost()
 

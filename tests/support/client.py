@@ -200,6 +200,14 @@ def parse_info(answer: dict[str, Any]) -> dict[str, Any]:
     return info
 
 
+def by_head(infos: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """(rounds of an EAGLE-3 head's drafts, tokens that they output but for answers' ends)."""
+    found = [info["sources"].get("eagle3") for info in infos]
+    rounds = sum(one["rounds"] for one in found if one)
+    names = ("accepted_tokens", "matched_tokens")
+    return rounds, rounds + sum(one[name] for one in found if one for name in names)
+
+
 def drafts_of(answers: Sequence[dict[str, Any]]) -> list[list[list[int]]]:
     """The drafts of traced answers, round by round."""
     return [[r["draft_token_ids"] for r in parse_info(a)["trace"]] for a in answers]

@@ -279,6 +279,7 @@ def engine_for(
     from sglang_parse.engine.faults import DraftGuard
     from sglang_parse.engine.judge.judge import Judge
     from sglang_parse.engine.parts import Engine
+    from sglang_parse.engine.sources.eagle import take_chain
     from sglang_parse.engine.target import TargetModel
     from sglang_parse.engine.verify import Verifier
 
@@ -320,6 +321,7 @@ def engine_for(
             begin=lambda req, first_id: req.parse_state.output_ids.append(first_id),
             ask=lambda _: None,
             poll=lambda _: None,
+            take_proposals=lambda reqs, chains: [*map(take_chain, reqs, chains)],
         ),
         schedule=SimpleNamespace(invalidate=lambda: None),
         sources=SimpleNamespace(begin=lambda _: None, poll=lambda *_, **__: None),

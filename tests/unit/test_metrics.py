@@ -1,6 +1,6 @@
 """The counters of ``/metrics`` and of the decode log line."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
 from weakref import ref
 
@@ -10,7 +10,9 @@ from sglang_parse.core.counters import Counters, Growth, request_counts
 from sglang_parse.core.phases import Phase, RequestPolicy, Stats
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.request_telemetry import MAX_TRACE_BYTES
+from sglang_parse.core.round import Verdicts
 from sglang_parse.telemetry.metrics import METRICS, response_info
+from support.rounds import round_of
 
 pytestmark = pytest.mark.unit
 
@@ -156,12 +158,16 @@ def test_simulated_acceptance_is_in_every_response():
         assert response_info(req, simulated=0.75)["simulated"] == 0.75
 
 
+VERIFIED = ((8, 8, [0.9, 0.8]), (4, 1, [0.6, 0.1, 0.7]), (0, 0, []))
+"""Verified and accepted tokens of drafts, and their verdicts."""
+
+
 def test_verified_drafts():
     counters = Counters()
     counters.collects_samples = True
-    counters.observe_verify(8, 8, [0.9, 0.8])
-    counters.observe_verify(4, 1, [0.6, 0.1, 0.7])
-    counters.observe_verify(0, 0, [])
+    for num_verified, accepted_len, verdicts in VERIFIED:
+        one = round_of(num_verified, num_verified, accepted_len)
+        counters.count_round(replace(one, verdicts=Verdicts(verdicts)))
     assert counted(counters) == {"verified_tokens_total": 12}
     assert counters.drain_samples() == {
         "accept_ratio": [1.0, 0.25, 0.0],
@@ -172,7 +178,7 @@ def test_verified_drafts():
 
 def test_samples_are_only_collected_on_request():
     counters = Counters()
-    counters.observe_verify(8, 8, [0.9, 0.8])
+    counters.count_round(round_of(8, 8, 8))
     counters.observe_kv_slots([Request(None)])
     assert counters.drain_samples() == {}
 

@@ -140,7 +140,7 @@ def test_every_key_of_meta_info_is_in_the_table():
         judge="question",
         keep_trace=True,
         plain_reason="multimodal input",
-        decode_accelerator="eagle3",
+        proposer="eagle3",
         certified=True,
         strict=("numbers",),
     )

@@ -6,6 +6,7 @@ from sglang_parse.core.kv_demand import lookahead_slots
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.phases import Draft, DraftPlan, Phase, RequestPolicy
 from sglang_parse.core.request import RequestState
+from support.rounds import round_of
 
 pytestmark = pytest.mark.unit
 
@@ -78,13 +79,13 @@ def busy(plain_reason: str = "") -> RequestState:
     )
 
 
-def test_decoding_after_a_round_drops_the_draft_and_retains_its_kv():
-    changed = busy()
-    changed.start_decode(in_segment=True)
-    assert (changed.phase, changed.in_segment, changed.draft) == (Phase.DECODING, True, Draft())
-    assert changed.draft_kv_len == 30
+@pytest.mark.parametrize(("reason", "phase"), [("", Phase.DECODING), ("grammar", Phase.PLAIN)])
+def test_decoding_after_a_round_drops_the_draft_and_retains_its_kv(reason, phase):
+    """Of a plain request, too, whose draft a head has proposed."""
+    changed = busy(plain_reason=reason)
     changed.start_decode()
-    assert not changed.in_segment
+    assert (changed.phase, changed.draft) == (phase, Draft())
+    assert changed.draft_kv_len == 30
 
 
 def test_a_skipped_draft_is_counted_until_one_starts():
@@ -136,10 +137,10 @@ def test_a_run_ends_with_the_targets_own_and_before_that_with_what_matched(
     cut_off: int, accepted: int, matched: int
 ):
     state = busy()
-    state.finish_round(2, 2, num_target=3)
+    state.count_round(round_of(4, 4, 2, num_matched=2))
     assert (state.telemetry.stats.accepted_tokens, state.telemetry.stats.matched_tokens) == (2, 2)
     assert state.telemetry.last_of_output(cut_off) == (accepted, matched)
-    state.finish_decode(1, is_eagle=False)
+    state.count_decode(1)
     assert state.telemetry.last_of_output(1) == (0, 0)
 
 

@@ -108,11 +108,11 @@ def test_the_deciding_verdict_determines_the_accepted_prefix(
     """It accepts its prefix, or it rejects and the prefix before it is accepted."""
     ends = list(range(1, len(verdicts) + 1))
     decided = select(verdicts, ends, threshold, selection, is_finished=is_finished)
-    if decided.decided_by is None:
-        assert decided.accepted_len == 0
+    accepted_len, decided_by = decided
+    if decided_by is None:
+        assert accepted_len == 0
     else:
-        accepts = verdicts[decided.decided_by] >= threshold
-        assert decided.accepted_len == decided.decided_by + accepts
+        assert accepted_len == decided_by + (verdicts[decided_by] >= threshold)
 
 
 @pytest.mark.parametrize(

@@ -347,7 +347,7 @@ def test_a_given_draft_is_no_draft_models():
     assert state.draft.token_ids == [6, 7, 9]
     assert state.draft_kv_len == 4
     assert state.telemetry.stats.draft_forwards == 0
-    state.finish_round(2, 0, 1, has_failed=True)
+    state.count_round(round_of(3, 3, 2, source=PREDICTION))
     assert state.num_failed == 0
     state.telemetry.charge(verify=3.0)
     found = state.telemetry.sources[PREDICTION]
