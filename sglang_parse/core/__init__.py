@@ -9,7 +9,6 @@
     question       tokens of the question about a prefix, and the verdict tokens
     judge          verdict heads: files, and verdicts from the scores of tokens
     layout         rows of a verify pass
-    markdown       fenced blocks of code in text that is still being written
     mask           attention masks of a verify pass
     block          rows of a draft forward that drafts several tokens
     block_accept   acceptance of such tokens on the device
