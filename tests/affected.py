@@ -27,7 +27,7 @@ AFFECTED = {
     "sglang_parse/engine/logits/grammar.py": "grammars hostile_grammars forced_text predictions",
     "sglang_parse/engine/sources/*": "predictions endpoint grammars soak",
     "sglang_parse/engine/sources/eagle.py": "eagle3_drafts",
-    "sglang_parse/engine/drafting/*": "blocks draft_head drafting_pays",
+    "sglang_parse/engine/drafting/*": "blocks draft_head drafting_pays sessions",
     "sglang_parse/engine/logits/*": "adjusted grammars",
     "sglang_parse/engine/a*.py": "fallbacks malformed extreme_numbers",
     "sglang_parse/engine/logits/sampling.py": "sampling adjusted",
@@ -72,7 +72,7 @@ AFFECTED = {
     "docs/*": "documents",
     "README.md": "documents",
     "tests/support/*": STEP,
-    "tests/support/plugins/cpu_families/*": "families pools states disaggregation",
+    "tests/support/plugins/cpu_families/*": "families pools states disaggregation defaults",
     "tests/soak/*": "soak",
 }
 

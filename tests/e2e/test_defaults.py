@@ -11,7 +11,7 @@ import pytest
 
 from sglang_parse.client.demo_pair import DEMO_PAIR
 from support.client import DRAFTS, EXACT, Client, ids_of, parse_info, random_prompts
-from support.families import TINY
+from support.families import TINY, cpu_kernels
 from support.servers import (
     PARSE,
     QUESTION,
@@ -69,6 +69,7 @@ def client(
             stack.enter_context(two_ranks_environment())
         if name in FAMILIES:
             stack.enter_context(plugin("given_dtype"))
+            stack.enter_context(cpu_kernels(FAMILIES[name]))
         flags = (*flags_of(name), *SEED)
         started = served(start_server, f"defaults-{name}", *flags, common=UNLIMITED, **EXACT_STATES)
         for one in started:
