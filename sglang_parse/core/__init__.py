@@ -19,6 +19,7 @@
     phases         records of a request's state machine: phases, actions, plans
     stage          wall time of a stage of one iteration
     request        state of one request and its transitions
+    notes          what modules keep for one request, beside its phase and KV
     request_telemetry  what is told about one request
     request_text   a text that drafts for one request
     text_match     place of an answer in a text that may draft it

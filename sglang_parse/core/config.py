@@ -215,7 +215,7 @@ class ParseConfig(BaseModel):
                     f"use {mode} semantic, or leave {flag(name)} out"
                 )
         try:
-            _ = self.head
+            _ = self.judge_file
         except JudgeError as error:
             raise ConfigError(
                 f"{setting} is {shown(self.judge)}: {error}; use {QUESTION}, {LIKELIHOOD} or a "
@@ -243,8 +243,12 @@ class ParseConfig(BaseModel):
         certificate = self.certificate
         if certificate is not None and certificate.threshold is not None:
             return certificate.threshold
-        if "threshold" not in self.model_fields_set and self.head and self.head.threshold:
-            return self.head.threshold
+        if (
+            "threshold" not in self.model_fields_set
+            and self.judge_file
+            and self.judge_file.threshold
+        ):
+            return self.judge_file.threshold
         return float(self.threshold)
 
     @property
@@ -280,9 +284,9 @@ class ParseConfig(BaseModel):
     def segment_rule(self) -> SegmentRule:
         """Where drafts are verified: by default at every token if verdicts come from their rows,
         which costs nothing, unless a trained head has a rule of its own."""
-        if "segment" in self.model_fields_set or not self.has_head:
+        if "segment" in self.model_fields_set or not self.scores_tokens:
             return SegmentRule.parse(self.segment)
-        return self.head.segment_rule if self.head else SegmentRule("tokens", 1)
+        return self.judge_file.segment_rule if self.judge_file else SegmentRule("tokens", 1)
 
     @property
     def block_size(self) -> int | None:
@@ -294,7 +298,7 @@ class ParseConfig(BaseModel):
         return self.verification == "semantic"
 
     @property
-    def has_head(self) -> bool:
+    def scores_tokens(self) -> bool:
         """Whether verdicts come from the draft's rows, by a trained head or the likelihood."""
         return self.is_semantic and self.resolved_judge != QUESTION
 
@@ -309,9 +313,9 @@ class ParseConfig(BaseModel):
         return automatic if self.judge == AUTO else self.judge
 
     @property
-    def head(self) -> JudgeFile | None:
+    def judge_file(self) -> JudgeFile | None:
         """The trained head, if there is one."""
-        trained = self.has_head and self.resolved_judge != LIKELIHOOD
+        trained = self.scores_tokens and self.resolved_judge != LIKELIHOOD
         return read_judge(self.judge) if trained else None
 
     @property
@@ -319,12 +323,12 @@ class ParseConfig(BaseModel):
         """Maximum questions about one draft."""
         if not self.is_semantic:
             return 0
-        return int(bool(self.question)) if self.has_head else self.max_prefixes
+        return int(bool(self.question)) if self.scores_tokens else self.max_prefixes
 
     @property
     def captured_layers(self) -> tuple[int, ...]:
         """Layers whose outputs verify passes capture, ascending."""
-        layers = self.head.layers if self.head else ()
+        layers = self.judge_file.layers if self.judge_file else ()
         return tuple(sorted({*parse_layers(self.hidden_layers), *layers}))
 
     @property
@@ -333,9 +337,9 @@ class ParseConfig(BaseModel):
         mode."""
         if not self.is_semantic:
             return None
-        if not self.has_head:
+        if not self.scores_tokens:
             return QUESTION
-        name = "head" if self.head else LIKELIHOOD
+        name = "head" if self.judge_file else LIKELIHOOD
         return f"{name}+{QUESTION}" if self.max_questions else name
 
     @property

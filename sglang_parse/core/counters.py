@@ -29,7 +29,7 @@ _STATS = tuple(field.name for field in fields(Stats))
 
 def request_counts(req: Any) -> dict[str, float]:
     """Returns the counts of one request as its client sees them."""
-    stats = req.parse_state.telemetry.stats
+    stats = req.parse_state.notes.telemetry.stats
     values = {name: getattr(stats, name) for name in _STATS}
     accepted, matched = _hidden_tokens(req)
     values["accepted_tokens"] -= accepted
@@ -42,11 +42,11 @@ def request_counts(req: Any) -> dict[str, float]:
 def source_counts(req: Any) -> dict[str, dict[str, float]]:
     """Returns the counts of each source of a request's drafts as its client sees them."""
     state = req.parse_state
-    counts = {source: asdict(stats) for source, stats in state.telemetry.sources.items()}
-    if state.telemetry.last_source:
+    counts = {source: asdict(stats) for source, stats in state.notes.telemetry.sources.items()}
+    if state.notes.telemetry.last_source:
         accepted, matched = _hidden_tokens(req)
-        counts[state.telemetry.last_source]["accepted_tokens"] -= accepted
-        counts[state.telemetry.last_source]["matched_tokens"] -= matched
+        counts[state.notes.telemetry.last_source]["accepted_tokens"] -= accepted
+        counts[state.notes.telemetry.last_source]["matched_tokens"] -= matched
     return counts
 
 
@@ -54,7 +54,7 @@ def _hidden_tokens(req: Any) -> tuple[int, int]:
     """(accepted, matched) draft tokens after a stop inside the last run, which are not output."""
     if not req.finished():
         return 0, 0
-    return req.parse_state.telemetry.last_of_output(
+    return req.parse_state.notes.telemetry.last_of_output(
         len(req.output_ids) - len(req.output_ids_through_stop)
     )
 
@@ -95,7 +95,7 @@ class Counters:
     def count(self, name: str, amount: float = 1.0, label_value: str = "") -> None:
         self.totals[name, label_value] += amount
 
-    def observe(self, name: str, values: Sequence[float]) -> None:
+    def sample(self, name: str, values: Sequence[float]) -> None:
         if self.collects_samples:
             self._samples[name].extend(values)
 
@@ -106,24 +106,24 @@ class Counters:
 
     def count_round(self, one: Round) -> None:
         self.count("verified_tokens_total", one.num_verified)
-        self.observe("accept_ratio", (one.accepted_len / max(1, one.num_verified),))
-        self.observe("verdict", one.verdicts.values)
+        self.sample("accept_ratio", (one.accepted_len / max(1, one.num_verified),))
+        self.sample("verdict", one.verdicts.values)
 
-    def observe_output(self, state: RequestState, now: float) -> None:
+    def sample_itl(self, state: RequestState, now: float) -> None:
         """Records the ITL of a decoding request that outputs tokens at ``now``."""
-        itl = state.telemetry.itl(now, decodes=state.target_decodes)
+        itl = state.notes.telemetry.itl(now, decodes=state.target_decodes)
         if itl is not None:
-            self.observe("decode_itl_seconds", (itl,))
+            self.sample("decode_itl_seconds", (itl,))
 
     def record_launch(self, reqs: Sequence[Any], *, overlap: bool) -> None:
         self._launched_before = self._launched if overlap else ()
         self._launched = [*map(ref, reqs)]
 
-    def observe_kv_slots(self, reqs: Sequence[Any]) -> None:
+    def sample_kv_slots(self, reqs: Sequence[Any]) -> None:
         """Samples the KV slots of a decode iteration after their allocation."""
         if self.collects_samples:
             held = sum(req.kv.kv_allocated_len - req.parse_state.committed_len for req in reqs)
-            self.observe("kv_slots_held", (held,))
+            self.sample("kv_slots_held", (held,))
 
     def update(self, req: Any) -> None:
         """Adds the growth of a request's counts, without tokens repeated after a retraction."""
@@ -132,7 +132,7 @@ class Counters:
             return
         now = {**request_counts(req), "requests": 1, "faults": int(bool(state.fault))}
         for count, value in now.items():
-            growth = state.telemetry.count(count, value)
+            growth = state.notes.telemetry.count(count, value)
             if growth > 0:
                 name, label_value, factor = _COUNTERS.get(count, (f"{count}_total", "", 1.0))
                 if state.policy.is_plain and count == "requests":
@@ -142,7 +142,7 @@ class Counters:
                 self.count(name, growth * factor, label_value)
         for source, counts in source_counts(req).items():
             for count, value in counts.items():
-                growth = state.telemetry.count(f"{source} {count}", value)
+                growth = state.notes.telemetry.count(f"{source} {count}", value)
                 if growth > 0:
                     name, factor = _SOURCE_COUNTERS.get(count, (f"source_{count}_total", 1.0))
                     self.count(name, growth * factor, source)

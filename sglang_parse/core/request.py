@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from sglang_parse.core.notes import Notes
 from sglang_parse.core.phases import (
     EAGLE3,
     GIVEN,
@@ -31,11 +32,8 @@ from sglang_parse.core.phases import (
     Phase,
     RequestPolicy,
 )
-from sglang_parse.core.request_telemetry import RequestTelemetry
-from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.round import Round
 from sglang_parse.core.selection import up_to_stop
-from sglang_parse.core.strict import CodeBlocks
 
 NAN_IN_DRAFT = "NaN in the draft model's logits"
 NAN_IN_TARGET = "NaN in the target model's logits"
@@ -57,20 +55,13 @@ class RequestState:
         in_segment: the target ends a rejected segment before drafting resumes.
         no_draft_reason: why the last draft that was due did not start; "" if none was skipped.
         num_failed: consecutive drafts of the draft model that brought nothing.
-        eagle: what the EAGLE-3 head continues from (``engine.eagle.EagleState``).
-        grammar: what a constrained request may choose (``engine.logits.grammar.GrammarWalk``).
-        output_counts: how often each token is in its output, if that is penalized
-            (``engine.logits.adjust.OutputCounts``).
         output_ids: output tokens on the host.
         committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those
             that the last prefill wrote; ``state_lag``: those that a recurrent state lacks.
         num_inflight: decode tokens that are not on the host yet.
         num_decoded: output tokens of decode steps, and of the EAGLE-3 head's drafts.
-        is_thinking, num_scanned: a think block is open after the first ``num_scanned`` tokens.
         fault: why the request must end with an error.
-        texts: by source, a text that drafts for it.
-        code: whether its output is in a block of code, as far as a strict class asked.
-        telemetry: what is told about it.
+        notes: what other modules keep for it.
     """
 
     policy: RequestPolicy
@@ -85,21 +76,14 @@ class RequestState:
     in_segment: bool = False
     no_draft_reason: str = ""
     num_failed: int = 0
-    eagle: object | None = None
-    grammar: object | None = None
-    output_counts: object | None = None
     output_ids: list[int] = field(default_factory=list)
     committed: int = 0
     prefilled_len: int = 0
     state_lag: int = 0
     num_inflight: int = 0
     num_decoded: int = 0
-    is_thinking: bool = False
-    num_scanned: int = 0
     fault: str = ""
-    texts: dict[str, RequestText] = field(default_factory=dict)
-    code: CodeBlocks = field(default_factory=CodeBlocks)
-    telemetry: RequestTelemetry = field(default_factory=RequestTelemetry)
+    notes: Notes = field(default_factory=Notes)
 
     @property
     def committed_len(self) -> int:
@@ -134,13 +118,9 @@ class RequestState:
         self.state_lag = 0
         self.draft_kv_len, self.draft_kv_found = 0, False
         num_lost = max(0, len(self.output_ids) - len(output_ids))  # or begun by another server
-        self.telemetry.take_back(num_lost, len(self.output_ids))
+        self.notes.restart(num_lost, len(self.output_ids))
         self.output_ids = list(output_ids)
-        self.num_inflight = self.num_draft_inflight = self.num_scanned = 0
-        self.eagle = self.telemetry.last_decode_at = None
-        self.code = CodeBlocks()
-        for text in self.texts.values():
-            text.match.reset()
+        self.num_inflight = self.num_draft_inflight = 0
 
     def begin(self, first_id: int | None) -> None:
         """The prefill is complete and sampled ``first_id``, if any."""
@@ -157,13 +137,13 @@ class RequestState:
             cuts_draft: see ``KvGrant``.
         """
         self.action = action
-        self.telemetry.stats.kv_slots_granted += num_slots
+        self.notes.telemetry.stats.kv_slots_granted += num_slots
         self.waited = self.waited + 1 if action is Action.WAIT and not cuts_draft else 0
         if not cuts_draft:
             return
         if not self.draft.is_truncated:
             self.draft.is_truncated = True
-            self.telemetry.stats.kv_truncated_drafts += 1
+            self.notes.telemetry.stats.kv_truncated_drafts += 1
         if action is Action.WAIT:
             self.phase = Phase.VERIFYING
         else:
@@ -180,14 +160,6 @@ class RequestState:
     def wait_for_text(self, source: str) -> None:
         """The next draft is on its way."""
         self.phase, self.draft = Phase.WAITING, Draft(source=source)
-
-    def end_wait(self, source: str) -> float:
-        """Counts the time that it has waited for a draft; returns it, in ms."""
-        text = self.texts[source]
-        waited_ms, text.waited_ms = text.waited_ms, 0.0
-        if waited_ms:
-            self.telemetry.source(source).wait_ms += waited_ms
-        return waited_ms
 
     def wait_for_proposal(self, num_tokens: int, source: str, *, is_exact: bool) -> None:
         """A head proposes up to ``num_tokens`` in the next iteration, which verifies them."""
@@ -225,8 +197,8 @@ class RequestState:
         # The last token's KV may not be written yet.
         self.draft_kv_len = self.committed_len + self.num_drafted
         num_added = self.num_drafted - count
-        self.telemetry.count_drafted(self.draft.source, num_added)
-        self.telemetry.stats.draft_forwards += min(num_added, 1) if is_block else num_added
+        self.notes.telemetry.count_drafted(self.draft.source, num_added)
+        self.notes.telemetry.stats.draft_forwards += min(num_added, 1) if is_block else num_added
         is_drafting = self.phase is Phase.DRAFTING
         self.draft.candidates = tuple(candidates or ()) if is_drafting else ()
         if is_drafting and len(token_ids) < (1 if is_block else num_launched):
@@ -253,7 +225,7 @@ class RequestState:
         self.draft.token_ids += up_to_stop(token_ids, self.policy.stop_ids)
         self.draft.finished = not self.policy.stop_ids.isdisjoint(self.draft.token_ids[-1:])
         self.phase, self.waited = Phase.VERIFYING, 0
-        self.telemetry.count_drafted(source, self.num_drafted)
+        self.notes.telemetry.count_drafted(source, self.num_drafted)
 
     def ask(
         self,
@@ -270,7 +242,7 @@ class RequestState:
             was_thinking: a think block is open before the draft.
         """
         self.draft.prefix_ends, self.draft.question_ids = prefix_ends, question_ids
-        self.is_thinking, self.num_scanned = was_thinking, len(self.output_ids)
+        self.notes.is_thinking, self.notes.num_scanned = was_thinking, len(self.output_ids)
 
     def record_draft_kv(self, length: int, *, is_sure: bool) -> None:
         """Records a look at the marks: the prompt has draft KV up to ``length`` tokens.
@@ -302,11 +274,11 @@ class RequestState:
             self.num_failed = self.num_failed + 1 if one.has_failed else 0
         elif one.draft.source == EAGLE3:
             self.num_decoded += len(one.tokens)
-        self.telemetry.count_round(one)
+        self.notes.telemetry.count_round(one)
 
     def count_decode(self, num_tokens: int) -> None:
         self.num_decoded += num_tokens
-        self.telemetry.count_decode(num_tokens)
+        self.notes.telemetry.count_decode(num_tokens)
 
     def start_draft(self, plan: DraftPlan) -> None:
         self.phase, self.plan = Phase.DRAFTING, plan
@@ -325,7 +297,7 @@ class RequestState:
         """Drafting does not pay now, for ``reason``: the target decodes one more token."""
         self.start_decode()
         self.no_draft_reason = reason
-        self.telemetry.stats.skipped_drafts += 1
+        self.notes.telemetry.stats.skipped_drafts += 1
 
     def carry_over(self, token_ids: Sequence[int]) -> None:
         """Begins the next draft with ``token_ids``, the unverified end of the last one, whose draft

@@ -53,7 +53,7 @@ class Round:
         verdicts: on the draft's prefixes; ``decided_by``: index of the deciding one, None if none
             decided; ``rule``: the applied key of ``SELECTIONS``, None if verdicts did not matter.
         target_tokens: [verified tokens + 1] the target's choice after each token.
-        scores: [verified tokens + 1] each row's ``TokenScorer.scores`` and ``next_likelihoods``.
+        scores: [verified tokens + 1] each row's ``Scorer.scores`` and ``next_likelihoods``.
     """
 
     draft: Draft = field(default_factory=Draft)

@@ -252,7 +252,7 @@ class Start:
 
     def judge(self) -> str:
         """Where verdicts come from; whether a verdict head, and layers to capture, fit."""
-        name, head = self.config.judge_name, self.config.head
+        name, head = self.config.judge_name, self.config.judge_file
         if name is None:
             return f"none with {flag('verification')} {self.config.verification}"
         check_judge(self.args, self.config, self.pair[0])

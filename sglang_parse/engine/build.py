@@ -18,6 +18,7 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.costs import BlockChoice
 from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.question import Question
 from sglang_parse.core.segment import Segmenter
 from sglang_parse.core.simulation import BLOCK_ENV_VAR, SimulatedAcceptance, block_tokens
 from sglang_parse.engine.broadcast import is_first_rank
@@ -27,8 +28,8 @@ from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.eagle import EagleDecoder
 from sglang_parse.engine.eagle_head import EagleHead
 from sglang_parse.engine.faults import DraftGuard
-from sglang_parse.engine.judge.head import CapturedLayers, Head
 from sglang_parse.engine.judge.judge import Judge
+from sglang_parse.engine.judge.scorer import CapturedLayers, Scorer
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.schedule import Schedule
 from sglang_parse.engine.sources.answers import AnswerSource
@@ -81,23 +82,11 @@ def build_engine(
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
     eagle = EagleDecoder(*models, config.eagle3_path, guard) if config.uses_eagle3 else None
     captured = _captured_layers(config, target.runner, eagle)
-    judge = None
-    if config.is_semantic:
-        head, drift = _head(config, target, captured), _drift_watch(config, certified)
-        segments, layers = Segmenter(tokenizer, config.segment_rule), captured and captured.layers
-        judge = Judge(config, question, head, segments, counters, layers=layers or (), drift=drift)
+    judge = _judge(config, question, tokenizer, counters, certified, captured, target)
     drafter = _drafter(config, args, draft, controller.blocks, parallel.size > 1)
-    encoder = TextEncoder(tokenizer, target.runner.model_config.context_len)
-    sources = build_sources(
-        config,
-        controller,
-        judge,
-        counters,
-        encoder if is_first_rank() else None,
-        has_draft_model=drafter is not None,
-        head=eagle,
-        client=_endpoint_client(config, encoder),
-    )
+    context_len = target.runner.model_config.context_len
+    encoder = TextEncoder(tokenizer, context_len) if is_first_rank() else None
+    sources = build_sources(config, controller, judge, counters, encoder, drafter, eagle)
     return Engine(
         config=config,
         drafter=drafter,
@@ -139,41 +128,36 @@ def build_sources(
     judge: Judge | None,
     counters: Counters,
     encoder: TextEncoder | None,
-    *,
-    has_draft_model: bool = False,
+    drafter: Drafter | None = None,
     head: EagleHead | None = None,
     client: EndpointClient | None = None,
 ) -> SourceChain:
     """The sources of drafts, in the order in which they are asked (``sources.source``).
 
     Args:
-        encoder: prepares texts; ``client``: asks another server; None on ranks that are told by
-            rank 0.
+        encoder: prepares texts; None on ranks that are told by rank 0.
+        client: asks another server on rank 0, instead of its own.
     """
     incoming = IncomingTexts(encoder, counters)
     segments = judge.segments if judge else None
     if segments is not None and segments.rule.kind == "tokens":
         segments = None
-    question = judge.question if judge and not config.has_head else None
+    question = judge.question if judge and not config.scores_tokens else None
     parts = TextParts(config, controller, incoming, segments, question.max_len if question else 0)
     sources: list[Source] = [PredictionSource(parts)]
     if max_answers := config.max_reused_answers:
         sources.append(AnswerSource(max_answers, parts, shares_unscoped=config.shares_unscoped))
     if config.draft_url:
+        if client is None and encoder is not None:
+            codec = encoder.decode, encoder.encode_after
+            client = EndpointClient(config.draft_url, *codec, config.draft_timeout)
         sources.append(EndpointSource(client, config.draft_timeout, counters, parts))
-    if has_draft_model:
+    if drafter is not None:
         sources.append(DraftModelSource(controller))
     sources.append(ForcedSource(config, controller))
     if head is not None:
         sources.append(EagleSource(config, controller, head))
     return SourceChain(sources)
-
-
-def _endpoint_client(config: ParseConfig, encoder: TextEncoder) -> EndpointClient | None:
-    if not (config.draft_url and is_first_rank()):
-        return None
-    codec = encoder.decode, encoder.encode_after
-    return EndpointClient(config.draft_url, *codec, config.draft_timeout)
 
 
 def _captured_layers(
@@ -191,20 +175,36 @@ def _captured_layers(
     return captured
 
 
-def _head(config: ParseConfig, target: TargetModel, captured: CapturedLayers | None) -> Head | None:
-    if not config.has_head:
+def _judge(
+    config: ParseConfig,
+    question: Question | None,
+    tokenizer: Any,
+    counters: Counters,
+    certified: Certified,
+    captured: CapturedLayers | None,
+    target: TargetModel,
+) -> Judge | None:
+    if not config.is_semantic:
         return None
-    if config.head is None:
-        return Head.likelihood(target.runner.device)
-    return Head.load(config.judge, config.head, captured, target.runner.device)
+    scorer, device = None, target.runner.device
+    if config.judge_file:
+        scorer = Scorer.load(config.judge, config.judge_file, captured, device)
+    elif config.scores_tokens:
+        scorer = Scorer.likelihood(device)
+    segments, layers = (
+        Segmenter(tokenizer, config.segment_rule),
+        captured.layers if captured else (),
+    )
+    watch = _drift_watch(config, certified)
+    return Judge(config, question, scorer, segments, counters, layers, watch)
 
 
 def _drift_watch(config: ParseConfig, certified: Certified) -> DriftWatch | None:
     """Watches verdicts against the certificate's, or those that the head was trained with."""
     if certified.certificate:
         return DriftWatch(certified.certificate.first_verdicts)
-    head = config.head
-    return DriftWatch(head.first_verdicts, is_certified=False) if head else None
+    trained = config.judge_file
+    return DriftWatch(trained.first_verdicts, is_certified=False) if trained else None
 
 
 def _controller(

@@ -156,9 +156,9 @@ class Committer:
         if judge is not None:
             judge.observe(req, one)
         self.sources.observe(req, one)
-        if state.policy.keep_trace and not state.telemetry.is_trace_full:
+        if state.policy.keep_trace and not state.notes.telemetry.is_trace_full:
             hidden = result.hidden if state.policy.keep_hidden_states else None
-            state.telemetry.add_record(trace_record(state, one, self.judge, hidden))
+            state.notes.telemetry.add_record(trace_record(state, one, self.judge, hidden))
         state.count_round(one)
         return one
 

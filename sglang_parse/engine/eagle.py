@@ -136,7 +136,7 @@ class EagleDecoder(EagleHead):
         if not reqs:
             return 0
         output = result.logits_output
-        hidden, output.hidden_states = self._read(output.hidden_states), None
+        hidden, output.hidden_states = self._columns_of(output.hidden_states), None
         view = copy.copy(batch)
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         view.return_logprob = False
@@ -169,19 +169,19 @@ class EagleDecoder(EagleHead):
             return
         reqs = [batch.reqs[part.index] for part in accepted]
         for req in reqs:
-            req.parse_state.eagle = None  # until the forward below has succeeded
+            req.parse_state.notes.eagle = None  # until the forward below has succeeded
         with self._guard.contain(reqs, model=EAGLE_HEAD):
             is_fixed = all(len(part.hidden) == self._chain_rows for part in accepted)
             extend = self._extend_fixed if is_fixed else self._extend_ragged
             self._store(reqs, extend(batch, reqs, accepted))
 
-    def _read(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _columns_of(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden if self.columns is None else hidden[:, self.columns]
 
     def _rows_of(self, result: TargetResult, hidden: torch.Tensor) -> torch.Tensor:
         """What the head reads of a request's hidden states. A proposal has slots for the longest
         one: rows after a shorter one make it one shape."""
-        rows = self._read(hidden)
+        rows = self._columns_of(hidden)
         missing = self._chain_rows - len(rows)
         if result.action is not Action.PROPOSE or not missing:
             return rows
@@ -261,7 +261,7 @@ class EagleDecoder(EagleHead):
         for i, req in enumerate(reqs):
             if req.parse_state.policy.proposer == EAGLE3:
                 place = slice(i, i + 1)
-                req.parse_state.eagle = EagleState(
+                req.parse_state.notes.eagle = EagleState(
                     output.topk_p[place], output.topk_index[place], output.hidden_states[place]
                 )
 
@@ -286,7 +286,7 @@ class EagleDecoder(EagleHead):
         view = select_requests(batch, indices, committed, None)
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         view.forward_mode = ForwardMode.DECODE
-        states: list[Any] = [req.parse_state.eagle for req in reqs]
+        states: list[Any] = [req.parse_state.notes.eagle for req in reqs]
         view.spec_info = EagleDraftInput(
             topk_p=torch.cat([state.topk_p for state in states]),
             topk_index=torch.cat([state.topk_index for state in states]),

@@ -71,7 +71,7 @@ def _prepare(engine: Engine, batch: ScheduleBatch) -> None:
             req.parse_state = RequestState(req.parse_policy)
             with contain_request(req.parse_state, "its texts"):
                 engine.sources.begin(req)
-        req.parse_state.grammar = None
+        req.parse_state.notes.grammar = None
         if req is not batch.chunked_req:
             start_walk(req, engine.verifier.target.runner.model_config.vocab_size)
     engine.schedule.invalidate()

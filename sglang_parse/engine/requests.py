@@ -27,7 +27,7 @@ def draft_budget(req: Req, draft_tokens: int) -> int:
 def takes_proposal(req: Req) -> bool:
     """Whether an EAGLE-3 head proposes for the next token; not for the last one."""
     state = req.parse_state
-    return state.phase in TARGET_DECODES and state.eagle is not None and tokens_left(req) > 1
+    return state.phase in TARGET_DECODES and state.notes.eagle is not None and tokens_left(req) > 1
 
 
 def proposal_len(req: Req, longest: int) -> int:

@@ -13,8 +13,8 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang_parse.device import on_device
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.forward import RequestRows
-from sglang_parse.engine.judge.head import Head, next_likelihoods
 from sglang_parse.engine.judge.judge import Judge
+from sglang_parse.engine.judge.scorer import Scorer, next_likelihoods
 from sglang_parse.engine.logits.adjust import adjust
 from sglang_parse.engine.logits.logprobs import LogprobRows
 from sglang_parse.engine.logits.rows import LogitsRows
@@ -33,7 +33,7 @@ class RowResults:
 
     Attributes:
         tokens: int64 [token rows] the target's choice, or ``faults.mark_faults``'s.
-        scores: fp32 [token rows, 4] each row's ``Head.scores``, 0 without a head, and
+        scores: fp32 [token rows, 4] each row's ``Scorer.scores``, 0 without one, and
             ``next_likelihoods``; None where nothing scores tokens.
         answers: fp32 [questions, 2] verdict and mass, NaN where logits held one; None without.
         records: float64 [asked rows, width] ``logprobs.Record`` of requests that ask; None without.
@@ -64,7 +64,7 @@ class RowReader:
     def __init__(self, target: TargetModel, judge: Judge | None) -> None:
         self._runner, self._judge = target.runner, judge
         self.captures = judge is not None and bool(judge.layers)
-        self._scores_rows = self.captures or (judge is not None and judge.head is not None)
+        self._scores_rows = self.captures or (judge is not None and judge.scorer is not None)
 
     def verified(
         self,
@@ -88,12 +88,12 @@ class RowReader:
             token_index, answer_index = _logits_places(parts)
             index = on_device(token_index, logits.device)
             answer_rows = on_device(answer_index, logits.device)
-            answers = judge.read(logits[answer_rows])
+            answers = judge.answers(logits[answer_rows])
             answers = answers.masked_fill(is_bad[answer_rows, None], math.nan)
         if judge and self._scores_rows:
-            scores = _score(judge.head, parts, logits, index, hidden)
+            scores = _score(judge.scorer, parts, logits, index, hidden)
         choices = self._choose(batch, parts, logits, index, asked)
-        records = asked.read(logits, choices) if asked else None
+        records = asked.records(logits, choices) if asked else None
         tokens = mark_faults(choices, is_bad, is_empty)
         return RowResults(tokens if index is None else tokens[index], scores, answers, records)
 
@@ -137,7 +137,7 @@ class RowReader:
         if asked and not prepared.is_argmax:
             asked.keep(logits)
         tokens, output = prepared.sample(logits, positions)
-        records = asked.read(logits, tokens) if asked else None
+        records = asked.records(logits, tokens) if asked else None
         return RowResults(mark_faults(tokens, is_bad, is_empty), records=records), output
 
 
@@ -178,16 +178,16 @@ def _logits_places(parts: Sequence[RequestRows]) -> tuple[list[int], list[int]]:
 
 
 def _score(
-    head: Head | None,
+    scorer: Scorer | None,
     parts: Sequence[RequestRows],
     logits: torch.Tensor,
     index: torch.Tensor | None,
     hidden: torch.Tensor | None,
 ) -> torch.Tensor:
-    """fp32 [token rows, 4] their ``Head.scores``, 0 without a head, and ``next_likelihoods``."""
+    """fp32 [token rows, 4] their ``Scorer.scores``, 0 without one, and ``next_likelihoods``."""
     next_ids = [token for part in parts for token in (*part.drafted_ids, 0)]
     likelihoods = next_likelihoods(logits, index, next_ids)
-    if head is None:
+    if scorer is None:
         return torch.nn.functional.pad(likelihoods, (2, 0))
     if hidden is not None:
         starts = accumulate((part.layout.num_rows for part in parts), initial=0)
@@ -197,4 +197,4 @@ def _score(
             for row in part.token_rows
         ]
         hidden = hidden[on_device(rows, hidden.device)]
-    return torch.cat([head.scores(hidden, likelihoods), likelihoods], dim=-1)
+    return torch.cat([scorer.scores(hidden, likelihoods), likelihoods], dim=-1)

@@ -173,7 +173,7 @@ class Step:
                 end_request(req, req.parse_state.fault)
                 emitted[i] = ()
             elif emitted[i]:
-                engine.counters.observe_output(req.parse_state, now)
+                engine.counters.sample_itl(req.parse_state, now)
         self.result.fill(self.batch, emitted, self._logprobs)
 
     def _reqs(self, indices: Sequence[int]) -> list[Req]:

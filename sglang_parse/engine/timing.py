@@ -72,14 +72,14 @@ class StageTimer:
     def when_passed(self, record: Callable[..., None], *watches: Stopwatch) -> None:
         """Calls ``record`` with the times in ms as soon as all are known."""
         self._unread.append((watches, record))
-        self._read()
+        self._record_passed()
 
     def take_stages(self) -> list[StageTime]:
-        self._read()
+        self._record_passed()
         stages, self._stages = self._stages, []
         return stages
 
-    def _read(self) -> None:
+    def _record_passed(self) -> None:
         unread, self._unread = self._unread, []
         for watches, record in unread:
             times = [watch.ms for watch in watches]
@@ -112,7 +112,7 @@ class StageTimer:
     def take_prefills(self) -> list[tuple[float, int, float]]:
         """Arguments for ``Controller.observe_prefill`` of the prefills whose times have become
         known."""
-        self._read()
+        self._record_passed()
         prefills, self._prefills = self._prefills, []
         return prefills
 
@@ -135,7 +135,7 @@ class StageTimer:
 
         def record(ms: float) -> None:
             for state, count in zip(states, num_prefilled, strict=True):
-                state.telemetry.charge(draft=ms * count / total)
+                state.notes.telemetry.charge(draft=ms * count / total)
             self._stages.append(StageTime(Stage.DRAFT_PREFILL, total, 0, ms))
 
         self.when_passed(record, watch)
@@ -178,7 +178,7 @@ class StageTimer:
         def charge(ms: float) -> None:
             for state, part in zip(states, parts, strict=True):
                 stage = "decode" if part.action is Action.DECODE else "verify"
-                state.telemetry.charge(**{stage: ms * part.num_rows / forward.num_rows})
+                state.notes.telemetry.charge(**{stage: ms * part.num_rows / forward.num_rows})
 
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], **{head_stage: head_ms})
@@ -198,4 +198,4 @@ class StageTimer:
 def _share(states: Sequence[RequestState], **ms: float) -> None:
     """Charges a stage to requests in equal parts."""
     for state in states:
-        state.telemetry.charge(**{stage: value / len(states) for stage, value in ms.items()})
+        state.notes.telemetry.charge(**{stage: value / len(states) for stage, value in ms.items()})

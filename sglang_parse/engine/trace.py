@@ -9,8 +9,8 @@ import torch
 from sglang_parse.core.phases import ANSWERS, TraceRecord
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.round import Round
-from sglang_parse.engine.judge.head import encode_hidden_states
 from sglang_parse.engine.judge.judge import Judge
+from sglang_parse.engine.judge.scorer import encode_hidden_states
 
 
 def trace_record(

@@ -44,7 +44,7 @@ class TargetResult:
     Attributes:
         part: the rows.
         target_tokens: [part.num_token_rows] the target's choice after each token; none in a fault.
-        scores: [part.num_token_rows] each token row's ``Head.scores`` and ``next_likelihoods``;
+        scores: [part.num_token_rows] each token row's ``Scorer.scores`` and ``next_likelihoods``;
             empty where verdicts come from questions alone.
         answers: [part.num_answers] verdict and mass: p(accept) / (p(accept) + p(reject)), and
             p(accept) + p(reject).
@@ -266,7 +266,7 @@ class Verifier:
             output = run_forward(
                 self.target, batch, parts[span], is_masked=self.is_masked, capture=capture
             )
-            verified, logits = self._read(batch, parts[span], output)
+            verified, logits = self._results_of(batch, parts[span], output)
             rows.extend(verified)
             decode_logits.append(logits)
             graphs.append(output.graph)
@@ -288,7 +288,7 @@ class Verifier:
             num_passes=num_passes,
         )
 
-    def _read(
+    def _results_of(
         self, batch: ScheduleBatch, parts: Sequence[RequestRows], output: ForwardOutput
     ) -> tuple[list[RowResults], torch.Tensor]:
         """What a forward says about its drafts, if it has any, and its decode rows' logits."""

@@ -73,7 +73,7 @@ class ParseWorker(BaseSpecWorker):
         engine.controller.num_running = num_running
         if is_prefill:
             return prefill(engine, batch, **kwargs)
-        engine.counters.observe_kv_slots(batch.reqs)
+        engine.counters.sample_kv_slots(batch.reqs)
         if grammar_barrier is not None and needs_matchers(batch.reqs):
             grammar_barrier()
         return self.pipeline.launch(batch)

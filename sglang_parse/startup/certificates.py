@@ -95,7 +95,7 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Returns a server's fingerprint; ``dtype`` is the target's."""
     target, draft = pair_digests(args)
-    if config.uses_eagle3 and config.has_head:  # beside a question they are exact
+    if config.uses_eagle3 and config.scores_tokens:  # beside a question they are exact
         draft += model_digest(config.eagle3_path, None, args.download_dir)
     return Fingerprint(
         target=target,
@@ -136,7 +136,7 @@ def _question_ids(question: Question | None) -> dict[str, list[int]]:
 
 def judge_digest(config: ParseConfig) -> str:
     """Returns the judge's name, or 16 hex digits of a verdict head; "" in token mode."""
-    head = config.head
+    head = config.judge_file
     if head is None:
         return (config.judge_name or "").removesuffix(f"+{QUESTION}")
     digest = hashlib.sha256(f"{head.pooling} {head.layers}\n".encode())

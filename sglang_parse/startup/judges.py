@@ -29,7 +29,7 @@ def check_judge(args: Any, config: ParseConfig, target: Any) -> None:
         AdmissionError: with setting, value and fix.
     """
     _check_layers(flag("hidden_layers"), parse_layers(config.hidden_layers), target)
-    head = config.head
+    head = config.judge_file
     if head is not None:
         _check_layers(SETTING, head.layers, target)
         _check_weights(config.judge, head)

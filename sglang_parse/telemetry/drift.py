@@ -42,7 +42,7 @@ class DriftWatch:
         self._window: list[float] = []
         self.distance: float | None = None
 
-    def observe(self, verdicts: Sequence[float]) -> bool:
+    def add(self, verdicts: Sequence[float]) -> bool:
         """Adds the verdicts of a request's first draft; returns whether they complete a window
         that has drifted."""
         if not verdicts:

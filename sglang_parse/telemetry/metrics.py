@@ -271,7 +271,7 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     info: dict[str, Any] = {"mode": "plain" if state.policy.is_plain else "parse", **note}
     if state.policy.is_plain:
         info["reason"] = state.policy.plain_reason
-    elif not state.telemetry.stats.drafted_tokens:
+    elif not state.notes.telemetry.stats.drafted_tokens:
         info["reason"] = state.no_draft_reason or "the request ended before its first draft"
     shown = request_counts(req)
     if state.policy.judge:
@@ -283,17 +283,17 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     shown["tokens_per_draft_forward"] = float(num_by_model / max(1, shown["draft_forwards"]))
     info.update(_rounded(shown))
     info["sources"] = {source: _rounded(counts) for source, counts in sources.items()}
-    if (text := state.texts.get(PREDICTION)) is not None:
+    if (text := state.notes.texts.get(PREDICTION)) is not None:
         info["prediction"] = _prediction(text, req.output_ids_through_stop)
     if state.policy.strict:
-        info["strict_refusals"] = state.telemetry.strict_refusals
+        info["strict_refusals"] = state.notes.telemetry.strict_refusals
     if state.plan is not None:
         info["plan"] = asdict(state.plan)
     if state.policy.certified is not None:
         info["certified"] = state.policy.certified
     if state.policy.keep_trace:
-        info["trace"] = state.telemetry.trace
-        if state.telemetry.is_trace_full:
+        info["trace"] = state.notes.telemetry.trace
+        if state.notes.telemetry.is_trace_full:
             info["trace_truncated"] = True
         info["fingerprint"] = state.policy.fingerprint
     return info

@@ -113,7 +113,7 @@ def rows(report: JudgeReport) -> list[tuple[str, ReaderFigures]]:
 
 def readers_grid(report: JudgeReport) -> Grid:
     found = rows(report)
-    cells = [[name, _cell(one.auroc), _cell(one.auroc_within_prompt)] for name, one in found]
+    cells = [(name, _cell(one.auroc), _cell(one.auroc_within_prompt)) for name, one in found]
     note = (
         f"Over {report.unit}. AUROC: 1 is perfect, 0.5 a coin toss; over all, and over those of "
         "one prompt."

@@ -238,7 +238,7 @@ def test_an_error_of_a_processor_ends_its_request():
 
 
 def test_likelihoods_are_numbers_whatever_is_left():
-    from sglang_parse.engine.judge.head import MIN_LOGPROB, next_likelihoods
+    from sglang_parse.engine.judge.scorer import MIN_LOGPROB, next_likelihoods
 
     logits = torch.zeros(3, 4)
     logits[1] = -float("inf")

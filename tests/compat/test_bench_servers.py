@@ -48,5 +48,5 @@ def test_sglang_takes_every_server_at_real_shapes(
         assert found == ("dummy", 16, tp_size)
     config = ParseConfig.from_env()  # the last server's
     assert (config.draft_tokens, config.segment, config.drafting) == (128, "tokens:1", "auto")
-    assert config.head.layers == [settings.target.num_hidden_layers // 2]
+    assert config.judge_file.layers == [settings.target.num_hidden_layers // 2]
     assert view.speculative_num_draft_tokens == settings.rows + lookahead_rows(8, Masks.EVERY)

@@ -41,8 +41,8 @@ from sglang_parse.engine.build import build_sources
 from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.faults import NO_LOGIT, NO_LOGITS
 from sglang_parse.engine.forward import step_rows, verify_rows
-from sglang_parse.engine.judge.head import Head
 from sglang_parse.engine.judge.judge import WINDOW, Judge
+from sglang_parse.engine.judge.scorer import Scorer
 from sglang_parse.engine.row_results import RowResults
 from sglang_parse.engine.sources.eagle import EagleSource
 from sglang_parse.engine.trace import trace_record
@@ -84,8 +84,8 @@ class Served:
     ) -> None:
         config = ParseConfig(**{"segment": "tokens:2", "threshold": 0.5} | settings)
         segments = Segmenter(Tokens(), config.segment_rule)
-        has_head = config.uses_eagle3 and config.has_head
-        head = Head.likelihood("cpu") if has_head else None
+        has_head = config.uses_eagle3 and config.scores_tokens
+        head = Scorer.likelihood("cpu") if has_head else None
         self.verdicts = Judge(config, QUESTION, head, segments, Counters())
         self.controller = controller = Controller(mode="always")
         counters, eagle = Counters(), HEADS["graph"] if config.uses_eagle3 else None
@@ -95,7 +95,7 @@ class Served:
             self.verdicts,
             counters,
             None,
-            has_draft_model=eagle is None,
+            drafter=object() if eagle is None else None,
             head=eagle,
         )
         self.committer = Committer(config, self.verdicts, counters, sources)
@@ -170,8 +170,8 @@ def test_the_trace_says_which_question_decided(
 ):
     one = Served([11, 12, 13, 14, 15, 16], finished=finished, selection=selection)
     one.judge([0.9, 0.1, 0.9])
-    assert one.state.telemetry.stats.accepted_tokens == accepted_len
-    (record,) = one.state.telemetry.trace
+    assert one.state.notes.telemetry.stats.accepted_tokens == accepted_len
+    (record,) = one.state.notes.telemetry.trace
     assert (record["accepted_len"], record["decided_by"]) == (accepted_len, decided_by)
 
 
@@ -183,8 +183,8 @@ def test_a_request_without_a_judge_is_compared_token_by_token():
     one.committer.ask(one.req)
     assert not one.state.draft.prefix_ends
     assert one.commit([], [11, 12, 13, 77, 15, 16, 17]) == [11, 12, 13, 77]
-    assert (one.state.telemetry.stats.accepted_tokens, one.state.phase) == (3, Phase.DRAFTING)
-    (record,) = one.state.telemetry.trace
+    assert (one.state.notes.telemetry.stats.accepted_tokens, one.state.phase) == (3, Phase.DRAFTING)
+    (record,) = one.state.notes.telemetry.trace
     assert (record["judge"], record["verdicts"]) == (None, [])
 
 
@@ -198,10 +198,10 @@ def test_a_strict_token_ends_the_accepted_prefix(
     monkeypatch.setattr(Segmenter, "text_of", lambda _, token, __: {14: "7"}.get(token, " word"))
     one.agree([0.9, 0.9, 0.9], but_at=3)
     accepted_len = 2 if refused else 6
-    assert one.state.telemetry.stats.accepted_tokens == accepted_len
-    assert one.state.telemetry.strict_refusals == ({name: 1} if refused else {})
+    assert one.state.notes.telemetry.stats.accepted_tokens == accepted_len
+    assert one.state.notes.telemetry.strict_refusals == ({name: 1} if refused else {})
     assert one.verdicts.counters.totals["strict_refusals_total", name] == refused
-    (record,) = one.state.telemetry.trace
+    (record,) = one.state.notes.telemetry.trace
     assert record["accepted_len"] == accepted_len
     assert record["strict"] == ({"place": 3, "name": name} if refused else None)
 
@@ -220,7 +220,7 @@ def test_a_draft_that_the_limit_ends_is_judged_to_its_last_token(limit: int, end
 def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
     one = Served([11, 12, 13, 14, 15], limit=5)
     assert one.judge([0.9] * 3) == [11, 12, 13, 14, 15]
-    assert one.state.telemetry.num_target_run == 0
+    assert one.state.notes.telemetry.num_target_run == 0
 
 
 # -- what the target would have written as well ------------------------------------------
@@ -230,11 +230,14 @@ def test_behind_a_cut_comes_what_the_target_would_have_written_as_the_draft_has_
     one = Served([11, 12, 13, 14, 15, 16])
     assert one.agree([0.9, 0.1, 0.1], but_at=4) == [11, 12, 13, 14, NOT_THE_DRAFTS]
     state = one.state
-    assert state.telemetry.num_target_run == 3
-    assert (state.telemetry.stats.accepted_tokens, state.telemetry.stats.matched_tokens) == (2, 2)
+    assert state.notes.telemetry.num_target_run == 3
+    assert (
+        state.notes.telemetry.stats.accepted_tokens,
+        state.notes.telemetry.stats.matched_tokens,
+    ) == (2, 2)
     # Of all but the token that is new the draft model has written the KV.
     assert (state.committed, state.draft_kv_len) == (25, 25)
-    (record,) = state.telemetry.trace
+    (record,) = state.notes.telemetry.trace
     assert (record["accepted_len"], record["next_token_id"]) == (2, 13)
     assert record["bonus_token_ids"] == [13, 14, NOT_THE_DRAFTS]
     assert record["target_token_ids"] == [11, 12, 13, 14, NOT_THE_DRAFTS, 16, NOT_THE_DRAFTS]
@@ -248,14 +251,14 @@ def test_a_refusal_costs_the_target_no_decode_step(segment: str, but_at: int):
     count = 6 if segment == "tokens:1" else 2
     assert one.agree([0.1] * count, but_at=but_at) == [*(11, 12)[:but_at], NOT_THE_DRAFTS]
     assert (one.state.phase, one.state.num_decoded) == (Phase.DRAFTING, 0)
-    assert one.state.telemetry.stats.skipped_drafts == 0
+    assert one.state.notes.telemetry.stats.skipped_drafts == 0
 
 
 def test_a_skipped_draft_is_asked_for_again_at_the_next_token():
     one = Served([11, 12, 13, 14])
     one.controller.mode = "never"
     one.judge([0.9, 0.1])
-    assert (one.state.phase, one.state.telemetry.stats.skipped_drafts) == (Phase.DECODING, 1)
+    assert (one.state.phase, one.state.notes.telemetry.stats.skipped_drafts) == (Phase.DECODING, 1)
     one.controller.mode = "always"
     one.decode()
     assert (one.state.phase, one.state.num_decoded) == (Phase.DRAFTING, 1)
@@ -268,7 +271,10 @@ def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it():
     one.judge([0.1, 0.1])
     one.controller.mode = "always"
     assert one.propose([21, 22, 23], [21, 22, 23, 24]) == [21, 22, 23, 24]
-    assert (one.state.phase, one.state.telemetry.sources[EAGLE3].rounds) == (Phase.DRAFTING, 1)
+    assert (one.state.phase, one.state.notes.telemetry.sources[EAGLE3].rounds) == (
+        Phase.DRAFTING,
+        1,
+    )
     assert one.state.num_decoded == 4
 
 
@@ -292,10 +298,10 @@ def test_a_proposal_is_a_draft_and_the_next_one_follows():
     one = Chain(judge="likelihood")
     assert one.propose([11, 12, 13], [21, 22, 23, 24], [TAKES, TAKES, REFUSES]) == [11, 12, 23]
     assert one.propose([11, 12, 13], [21, 22, 23, 24], [TAKES] * 3) == [11, 12, 13, 24]
-    found = one.state.telemetry.sources[EAGLE3]
+    found = one.state.notes.telemetry.sources[EAGLE3]
     assert (found.rounds, found.drafted_tokens, found.accepted_tokens) == (2, 6, 5)
-    assert [record["source"] for record in one.state.telemetry.trace] == [EAGLE3, EAGLE3]
-    stats = one.state.telemetry.stats
+    assert [record["source"] for record in one.state.notes.telemetry.trace] == [EAGLE3, EAGLE3]
+    stats = one.state.notes.telemetry.stats
     assert (stats.skipped_drafts, one.state.num_decoded) == (0, 7)
 
 
@@ -375,7 +381,7 @@ def test_a_rejected_draft_that_the_target_would_have_written_is_output_whole():
     one = Served([11, 12, 13, 14, 15, 16, 17, 18], segment="tokens:5")
     assert one.agree([0.1]) == [11, 12, 13, 14, 15, 16]
     state = one.state
-    assert state.telemetry.stats.accepted_tokens == 0
+    assert state.notes.telemetry.stats.accepted_tokens == 0
     assert (state.phase, state.draft) == (Phase.DRAFTING, Draft([17, 18], judge="likelihood"))
     assert (state.committed, state.draft_kv_len) == (26, 28)
 
@@ -392,7 +398,7 @@ def test_the_targets_own_end_of_the_answer_ends_it():
 def test_no_more_comes_than_the_limit_allows(limit: int, output: int):
     one = Served([11, 12, 13, 14], limit=limit)
     tokens = one.agree([0.1, 0.1])
-    assert len(tokens) == one.state.telemetry.num_target_run == output
+    assert len(tokens) == one.state.notes.telemetry.num_target_run == output
 
 
 def test_a_simulated_share_is_all_that_comes(monkeypatch: pytest.MonkeyPatch):
@@ -428,7 +434,7 @@ def test_the_next_draft_begins_with_the_end_that_nobody_judged():
     state.launch_draft(1)
     state.add_draft([19], 8, num_launched=1)
     assert state.draft_kv_len == state.committed + state.num_drafted
-    assert state.telemetry.stats.drafted_tokens == 1  # what was drafted before counts once
+    assert state.notes.telemetry.stats.drafted_tokens == 1  # what was drafted before counts once
 
 
 @pytest.mark.parametrize(
@@ -458,7 +464,7 @@ def test_no_draft_no_tail():
 
 
 def prefixes_of(one: Served) -> tuple[int, int]:
-    stats = one.state.telemetry.stats
+    stats = one.state.notes.telemetry.stats
     return stats.matched_prefixes, stats.rejected_matched_prefixes
 
 
@@ -548,18 +554,18 @@ def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch):
     for rounds in range(1, 5):
         one.state.give_draft([11, 12], 1)
         one.agree([0.9])
-        sizes = [len(json.dumps(record)) for record in one.state.telemetry.trace]
-        assert (one.state.telemetry.stats.rounds, one.state.telemetry.trace_bytes) == (
+        sizes = [len(json.dumps(record)) for record in one.state.notes.telemetry.trace]
+        assert (one.state.notes.telemetry.stats.rounds, one.state.notes.telemetry.trace_bytes) == (
             rounds,
             sum(sizes),
         )
     assert sum(sizes[:-1]) < 1000 <= sum(sizes)
-    assert one.state.telemetry.is_trace_full
+    assert one.state.notes.telemetry.is_trace_full
     assert len(sizes) < 4
-    before = one.state.telemetry.trace_bytes
-    record = {**one.state.telemetry.trace[0], "hidden_states": {"data": "x" * 10**6}}
-    one.state.telemetry.add_record(record)
-    assert one.state.telemetry.trace_bytes == before + sizes[0] + 10**6
+    before = one.state.notes.telemetry.trace_bytes
+    record = {**one.state.notes.telemetry.trace[0], "hidden_states": {"data": "x" * 10**6}}
+    one.state.notes.telemetry.add_record(record)
+    assert one.state.notes.telemetry.trace_bytes == before + sizes[0] + 10**6
 
 
 @pytest.mark.parametrize(
@@ -573,7 +579,7 @@ def test_a_trace_has_no_more_of_an_earlier_answer_than_was_output(
     one = Served(secret, selection="first-reject")
     one.state.draft.source = ANSWERS
     output = one.agree(verdicts, but_at=num_shown if num_shown < 6 else None)
-    (record,) = one.state.telemetry.trace
+    (record,) = one.state.notes.telemetry.trace
     assert record["draft_token_ids"] == secret[:num_shown] == output[:num_shown]
     assert record["target_token_ids"] == output[: num_shown + 1]
     num_prefixes = num_shown // 2
@@ -586,7 +592,7 @@ def test_a_trace_has_no_more_of_an_earlier_answer_than_was_output(
     other = Served(secret, selection="first-reject")
     other.agree(verdicts)
     assert (
-        other.state.telemetry.trace[0]["draft_token_ids"] == secret
+        other.state.notes.telemetry.trace[0]["draft_token_ids"] == secret
     )  # its own client's, or the model's
 
 

@@ -107,7 +107,7 @@ def test_chunks_that_run_ahead(host_ms: float, device_ms: float):
     assert [chunk.num_forwards for chunk in chunks] == [2, 2, 2]
     per_forward = [chunk.ms / chunk.num_forwards for chunk in chunks]
     assert per_forward == pytest.approx([max(host_ms, device_ms)] * 3, rel=0.05)
-    drafted_ms = reqs[0].parse_state.telemetry.stats.draft_ms
+    drafted_ms = reqs[0].parse_state.notes.telemetry.stats.draft_ms
     assert drafted_ms == pytest.approx(6 * max(host_ms, device_ms), rel=0.05)
     assert reqs[0].parse_state.num_drafted == 6 * DRAFTED < 6 * SIZE
 
@@ -154,4 +154,4 @@ def test_a_draft_prefill_is_read_when_it_has_passed(
     prefill, chunk = (timed for timed in engine.timer.take_stages())
     assert (prefill.stage, prefill.size, prefill.ms) == (Stage.DRAFT_PREFILL, PROMPT, 5.0)
     assert (chunk.stage, chunk.ms) == (Stage.DRAFT, pytest.approx(CHUNK * 5.0))
-    assert req.parse_state.telemetry.stats.draft_ms == pytest.approx(prefill.ms + chunk.ms)
+    assert req.parse_state.notes.telemetry.stats.draft_ms == pytest.approx(prefill.ms + chunk.ms)

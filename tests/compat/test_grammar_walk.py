@@ -15,6 +15,7 @@ from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObjec
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 from transformers import AutoTokenizer
 
+from sglang_parse.core.notes import Notes
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine.logits.grammar import (
@@ -144,13 +145,15 @@ def test_no_end_lies_inside_forced_text(backend: Any):
     ends = [k for k, piece in enumerate(pieces) if k and piece.endswith("\n")]
     assert len(ends) == 3
     fresh = partial(GrammarWalk, grammar, 1, VOCAB_SIZE, tokenizer)
-    state = RequestState(RequestPolicy(threshold=0.5), grammar=fresh(), output_ids=[9])
+    state = RequestState(RequestPolicy(threshold=0.5), notes=Notes(grammar=fresh()), output_ids=[9])
     assert free_ends(state, ids[1:], ends) == [ends[0], ends[2]]
     for end in range(1, len(ids)):  # as output: as a draft that ends there
-        drafted = RequestState(state.policy, grammar=fresh(), output_ids=[9])
-        written = RequestState(state.policy, grammar=fresh(), output_ids=ids[: end + 1])
+        drafted = RequestState(state.policy, notes=Notes(grammar=fresh()), output_ids=[9])
+        written = RequestState(
+            state.policy, notes=Notes(grammar=fresh()), output_ids=ids[: end + 1]
+        )
         assert ends_in_forced_text(written) is not bool(free_ends(drafted, ids[1:], [end]))
-    state.grammar = None
+    state.notes.grammar = None
     assert free_ends(state, ids[1:], ends) == ends
 
 
@@ -159,7 +162,7 @@ def test_a_step_reads_the_newest_tokens_only(backend: Any):
     grammar = compiled(backend, ("regex", "[ab]*"))
     (a,) = tokenizer.encode("a", add_special_tokens=False)
     output, walk = Watched([a] * 2000), GrammarWalk(grammar, 0, VOCAB_SIZE, tokenizer)
-    state = RequestState(RequestPolicy(threshold=0.5), grammar=walk, output_ids=output)
+    state = RequestState(RequestPolicy(threshold=0.5), notes=Notes(grammar=walk), output_ids=output)
     assert not ends_in_forced_text(state)
     for _ in range(5):
         output.append(a)
@@ -185,7 +188,7 @@ def test_an_error_of_the_matcher_ends_the_request(
 ):
     """Its text is not logged: it may quote the request's tokens and schema."""
     walk = GrammarWalk(compiled(backend, ("regex", "[ab]{4}")), 0, VOCAB_SIZE, tokenizer)
-    state = RequestState(RequestPolicy(threshold=0.5), grammar=walk)
+    state = RequestState(RequestPolicy(threshold=0.5), notes=Notes(grammar=walk))
     a, b = tokenizer.encode("ab", add_special_tokens=False)
     assert rows_of(state, [], [a])[1] is not None
 
@@ -241,7 +244,7 @@ def test_work_is_bounded_by_the_draft(
     if backend.__class__.__name__ == "GuidanceBackend" and HOSTILE.index(key) < 3:
         pytest.skip("llguidance refuses it by itself: too many expressions or items")
     walk = GrammarWalk(compiled(backend, key), 0, VOCAB_SIZE, tokenizer)
-    state = RequestState(RequestPolicy(threshold=0.5), grammar=walk)
+    state = RequestState(RequestPolicy(threshold=0.5), notes=Notes(grammar=walk))
     calls: Counter[str] = Counter()
     for name in ("accept_token", "fill_vocab_mask", "rollback"):
         original = getattr(walk.matcher, name)

@@ -273,7 +273,7 @@ def test_blocks_behind_what_ended_a_draft_are_dropped():
         iteration.chunk.wait()
     state = req.parse_state
     assert (state.phase, state.num_draft_inflight) == (Phase.VERIFYING, 0)
-    assert (state.num_drafted, state.telemetry.stats.draft_forwards) == (1, 1)
+    assert (state.num_drafted, state.notes.telemetry.stats.draft_forwards) == (1, 1)
     assert (first.chunk.finished, second.chunk.finished) == ([0], [])
     assert (first.chunk.continued, second.chunk.continued) == ((0, 0), (0, 0))
     assert second_at == second.chunk.num_forwards == BLOCKS

@@ -422,7 +422,7 @@ def test_a_head_follows_what_was_written(
         req.parse_state.write(tokens)
     head.draft_extend(batch, results, emitted)
     assert [forward.forward_mode.name for forward in runner.forwards] == [mode]
-    first, untouched, last = (req.parse_state.eagle for req in batch.reqs)
+    first, untouched, last = (req.parse_state.notes.eagle for req in batch.reqs)
     assert untouched is None
     for state in (first, last):
         assert {part.device for part in (state.topk_p, state.topk_index, state.hidden)} == {GPU}

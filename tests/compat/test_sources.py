@@ -90,7 +90,7 @@ class Server:
         *,
         model: bool = False,
         mode: str = "always",
-        has_client: bool = True,
+        is_first_rank: bool = True,
         **more: Any,
     ) -> None:
         monkeypatch.setattr(chain_module, "broadcast_object", lambda value: value)
@@ -104,9 +104,9 @@ class Server:
             controller,
             None,
             self.counters,
-            TextEncoder(Characters(), 1000),
-            has_draft_model=model,
-            client=self.client if has_client else None,
+            TextEncoder(Characters(), 1000) if is_first_rank else None,
+            drafter=object() if model else None,
+            client=self.client if is_first_rank else None,
         )
 
     def request(self, prompt: str = "prompt", prediction: str = "", **more: Any) -> Any:
@@ -125,7 +125,7 @@ class Server:
         req.parse_state = RequestState(req.parse_policy)
         self.chain.begin(req)
         req.parse_state.restart(len(prompt), ())
-        while prediction and not req.parse_state.texts[PREDICTION].is_complete:
+        while prediction and not req.parse_state.notes.texts[PREDICTION].is_complete:
             self.chain.poll([req], after_prefill=True)
         return req
 
@@ -151,7 +151,7 @@ class Forces:
 
 def constrained(server: Server, walk: Forces, **more: Any) -> Any:
     req = server.request(grammar=walk, **more)
-    req.parse_state.grammar = walk
+    req.parse_state.notes.grammar = walk
     return req
 
 
@@ -167,7 +167,7 @@ def write(req: Any, text: str) -> None:
 def test_the_order_of_sources(monkeypatch: pytest.MonkeyPatch):
     server = Server(monkeypatch, model=True, reuse_answers="9", draft_url="http://host:1")
     req = server.request(prediction="Answer: 42", cache_salt="tenant")
-    assert [*req.parse_state.texts] == [PREDICTION, ANSWERS, ENDPOINT]
+    assert [*req.parse_state.notes.texts] == [PREDICTION, ANSWERS, ENDPOINT]
     assert server.start(req, "A") == ""
     assert drafted(req) == "nswer: 42"
     assert req.parse_state.draft.source == PREDICTION
@@ -175,7 +175,7 @@ def test_the_order_of_sources(monkeypatch: pytest.MonkeyPatch):
     req = server.request(prediction="x")
     assert server.start(req, "A") == ""
     assert req.parse_state.phase is Phase.WAITING
-    assert ANSWERS not in req.parse_state.texts
+    assert ANSWERS not in req.parse_state.notes.texts
     assert Server(monkeypatch, model=True).chain.start(server.request()) == ""
 
 
@@ -205,9 +205,9 @@ def test_the_text_that_has_brought_more_drafts_first(monkeypatch: pytest.MonkeyP
     server = Server(monkeypatch, reuse_answers="9")
     for losses, source in (((0.5, 0.0), PREDICTION), ((-1.0, -3.0), ANSWERS)):
         req = server.request(prediction="one two three", cache_salt="tenant")
-        req.parse_state.texts[ANSWERS].extend([*map(ord, "one two four")])
+        req.parse_state.notes.texts[ANSWERS].extend([*map(ord, "one two four")])
         for name, loss in zip((PREDICTION, ANSWERS), losses, strict=True):
-            req.parse_state.texts[name].length.lose(loss)
+            req.parse_state.notes.texts[name].length.lose(loss)
         assert server.start(req, "one") == ""
         assert req.parse_state.draft.source == source
 
@@ -271,7 +271,7 @@ def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyP
         step = StageTime(Stage.DECODE, 64, 64, 25.0)
         server.controller.observe([step], [(None, 1)] * 64)
     req, num_tokens = server.request(prediction="x"), 1000
-    text = req.parse_state.texts[PREDICTION]
+    text = req.parse_state.notes.texts[PREDICTION]
     text.match = TextMatch(range(200, 100_200))
     for place in range(num_tokens):
         reason = server.start(req, chr(1 + place % 100))
@@ -475,7 +475,7 @@ def test_a_request_waits_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatc
 
 def test_news_for_other_ranks(monkeypatch: pytest.MonkeyPatch):
     """Rank 1 has no client and does as rank 0's news say."""
-    server = Server(monkeypatch, draft_url="http://host:1", has_client=False)
+    server = Server(monkeypatch, draft_url="http://host:1", is_first_rank=False)
     req = server.request()
     assert server.start(req, "A") == ""
     news = News([*map(ord, "nswer of many words")], is_complete=False, ends_answer=False)

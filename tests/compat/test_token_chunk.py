@@ -119,7 +119,9 @@ def test_drafts_end_at_stop_tokens_and_budgets_and_the_others_go_on(
     # No request is in a forward after its draft's end.
     assert [sum(row in rows for rows in runner.batches) for row in range(5)] == [*map(len, drafts)]
     assert chunk.num_forwards == len(runner.batches) == 8
-    assert [req.parse_state.telemetry.stats.draft_forwards for req in reqs] == [*map(len, drafts)]
+    assert [req.parse_state.notes.telemetry.stats.draft_forwards for req in reqs] == [
+        *map(len, drafts)
+    ]
     assert not any(req.parse_state.num_draft_inflight for req in reqs)
 
 

@@ -37,8 +37,8 @@ class Request:
         """Outputs accepted draft tokens, then tokens of the target."""
         self.output_ids += [7] * (accepted + target)
         self.parse_state.write([7] * (accepted + target))
-        self.parse_state.telemetry.stats.accepted_tokens += accepted
-        self.parse_state.telemetry.num_target_run = target
+        self.parse_state.notes.telemetry.stats.accepted_tokens += accepted
+        self.parse_state.notes.telemetry.num_target_run = target
 
 
 def request(plain_reason: str = "") -> Request:
@@ -56,7 +56,7 @@ def counted(counters: Counters) -> dict[str, float]:
 
 def test_repeated_updates_count_growth_once():
     counters, req = Counters(), request()
-    stats = req.parse_state.telemetry.stats
+    stats = req.parse_state.notes.telemetry.stats
     stats.prefill_ms, stats.drafted_tokens = 5.0, 8
     req.emit(0, 1)
     counters.update(req)
@@ -138,7 +138,7 @@ def test_a_trace_that_was_cut_says_so():
     req.parse_state.policy = RequestPolicy(threshold=0.5, keep_trace=True)
     assert response_info(req).keys() >= {"trace", "fingerprint"}
     assert "trace_truncated" not in response_info(req)
-    req.parse_state.telemetry.trace_bytes = MAX_TRACE_BYTES
+    req.parse_state.notes.telemetry.trace_bytes = MAX_TRACE_BYTES
     assert response_info(req)["trace_truncated"]
 
 
@@ -148,7 +148,7 @@ def test_a_response_without_a_draft_has_a_reason():
     req.parse_state.skip_draft("drafting suspended: speedup 0.63, below 1")
     reason = response_info(req)["reason"]
     assert reason == "drafting suspended: speedup 0.63, below 1"
-    req.parse_state.telemetry.stats.drafted_tokens = 3
+    req.parse_state.notes.telemetry.stats.drafted_tokens = 3
     assert "reason" not in response_info(req)
 
 
@@ -179,7 +179,7 @@ def test_verified_drafts():
 def test_samples_are_only_collected_on_request():
     counters = Counters()
     counters.count_round(round_of(8, 8, 8))
-    counters.observe_kv_slots([Request(None)])
+    counters.sample_kv_slots([Request(None)])
     assert counters.drain_samples() == {}
 
 
@@ -193,8 +193,8 @@ def test_kv_slots_after_committed_tokens_are_sampled():
         req.parse_state.committed = low
         req.kv = SimpleNamespace(kv_allocated_len=high)
         reqs.append(req)
-    counters.observe_kv_slots(reqs)
-    counters.observe_kv_slots(reqs[:1])
+    counters.sample_kv_slots(reqs)
+    counters.sample_kv_slots(reqs[:1])
     assert counters.drain_samples() == {"kv_slots_held": [18, 2]}
 
 
@@ -205,13 +205,13 @@ def test_itl_is_sampled_for_decoding_requests():
     state = request().parse_state
     state.phase = Phase.DECODING
     for now in (1.0, 1.5, 2.5):  # the verify pass's tokens, and two decode steps
-        counters.observe_output(state, now)
+        counters.sample_itl(state, now)
     state.phase = Phase.DRAFTING  # its next token starts a draft
-    counters.observe_output(state, 3.0)
+    counters.sample_itl(state, 3.0)
     state.phase = Phase.DECODING
-    counters.observe_output(state, 9.0)
+    counters.sample_itl(state, 9.0)
     state.restart(12, [])
-    counters.observe_output(state, 20.0)
+    counters.sample_itl(state, 20.0)
     assert counters.drain_samples() == {"decode_itl_seconds": [0.5, 1.0, 0.5]}
 
 
@@ -265,7 +265,7 @@ def test_a_window_returns_growth_since_the_last_call():
 def test_every_count_of_a_request_has_a_metric():
     req = request()
     for number, stat in enumerate(fields(Stats), 1):
-        setattr(req.parse_state.telemetry.stats, stat.name, number)
+        setattr(req.parse_state.notes.telemetry.stats, stat.name, number)
     req.output_ids = req.parse_state.output_ids = [7] * 50
     req.parse_state.fault = "some"
     counters = Counters()

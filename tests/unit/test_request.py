@@ -60,8 +60,8 @@ def test_asking_twice_answers_the_same_and_changes_nothing(phase):
 def test_requests_share_no_state():
     one, other = state(Phase.DRAFTING), state(Phase.DRAFTING)
     one.draft.token_ids.append(7)
-    one.telemetry.stats.rounds += 1
-    one.telemetry.trace.append({})
+    one.notes.telemetry.stats.rounds += 1
+    one.notes.telemetry.trace.append({})
     assert other == RequestState(RequestPolicy(threshold=0.5), phase=Phase.DRAFTING)
 
 
@@ -92,7 +92,10 @@ def test_a_skipped_draft_is_counted_until_one_starts():
     changed = busy()
     changed.skip_draft("too slow")
     assert changed.phase is Phase.DECODING
-    assert (changed.telemetry.stats.skipped_drafts, changed.no_draft_reason) == (1, "too slow")
+    assert (changed.notes.telemetry.stats.skipped_drafts, changed.no_draft_reason) == (
+        1,
+        "too slow",
+    )
     changed.start_draft(DraftPlan(8, 1, 8))
     assert changed.phase is Phase.DRAFTING
 
@@ -138,10 +141,13 @@ def test_a_run_ends_with_the_targets_own_and_before_that_with_what_matched(
 ):
     state = busy()
     state.count_round(round_of(4, 4, 2, num_matched=2))
-    assert (state.telemetry.stats.accepted_tokens, state.telemetry.stats.matched_tokens) == (2, 2)
-    assert state.telemetry.last_of_output(cut_off) == (accepted, matched)
+    assert (
+        state.notes.telemetry.stats.accepted_tokens,
+        state.notes.telemetry.stats.matched_tokens,
+    ) == (2, 2)
+    assert state.notes.telemetry.last_of_output(cut_off) == (accepted, matched)
     state.count_decode(1)
-    assert state.telemetry.last_of_output(1) == (0, 0)
+    assert state.notes.telemetry.last_of_output(1) == (0, 0)
 
 
 def test_a_retraction_takes_back_a_run_that_was_never_sent():
@@ -149,13 +155,13 @@ def test_a_retraction_takes_back_a_run_that_was_never_sent():
     state = busy()
     state.restart(12, [])
     state.output_ids.append(5)
-    state.telemetry.stats.accepted_tokens = 2
-    state.telemetry.trace = [{"output_start": 1}, {"output_start": 4}]
+    state.notes.telemetry.stats.accepted_tokens = 2
+    state.notes.telemetry.trace = [{"output_start": 1}, {"output_start": 4}]
     state.write([6, 6, 7])
-    state.telemetry.stats.accepted_tokens += 3
+    state.notes.telemetry.stats.accepted_tokens += 3
     state.write([8, 8, 8, 9])
-    state.telemetry.num_target_run = 1
+    state.notes.telemetry.num_target_run = 1
     state.restart(16, [5, 6, 6, 7])
     assert (state.output_ids, state.committed) == ([5, 6, 6, 7], 16)
-    assert state.telemetry.stats.accepted_tokens == 2
-    assert state.telemetry.trace == [{"output_start": 1}]
+    assert state.notes.telemetry.stats.accepted_tokens == 2
+    assert state.notes.telemetry.trace == [{"output_start": 1}]

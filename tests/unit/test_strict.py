@@ -218,7 +218,7 @@ def test_code_is_the_targets_own(tokenizer: Any):
     def refused(before: str, draft: str, target: str) -> int | None:
         """The text of the draft that is refused begins at this place."""
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in (before, draft, target)]
-        found = find_refusal(*ids, ["code"], segments.text_of, state.code)
+        found = find_refusal(*ids, ["code"], segments.text_of, state.notes.code)
         assert found is None or found.name == "code"
         return found and found.place
 
@@ -230,7 +230,7 @@ def test_code_is_the_targets_own(tokenizer: Any):
     answer += "\n```\nif a"
     assert refused(answer, ":", " or b:") == 0
     assert refused(answer, ":\n```\nSo.", ":\n```\nAs.") is None
-    assert state.code.num_tokens == len(tokenizer.encode(answer, add_special_tokens=False))
+    assert state.notes.code.num_tokens == len(tokenizer.encode(answer, add_special_tokens=False))
     answer += ":\n```\n"
     assert refused(answer, "So.", "As.") is None
     assert refused(answer, "```\nx", "```\ny") is not None

@@ -12,12 +12,17 @@ from pathlib import Path
 import pytest
 
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.phases import Action
 from sglang_parse.core.policy.constants import PolicyConfig
 
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sglang_parse"
+PROGRAMS = (
+    *("bench/", "calibrate/", "compare/", "doctor/", "explain/", "models/", "roofline/"),
+    *("train_judge/", "trial/"),
+)
 PACKAGE_FILES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = sorted(
     path for folder in ("sglang_parse", "patches") for path in ROOT.glob(f"{folder}/**/*.py")
@@ -58,10 +63,8 @@ def test_only_pyproject_names_the_sglang_version():
     assert literals == []
 
 
-OWN_RECORDS = ("eagle", "grammar", "output_counts", "telemetry", "texts")
-"""Of a request's state, what other modules keep: how they continue, and counters."""
 STATE_WRITE = re.compile(
-    rf"(?:parse_state|\bstate)\.(?!(?:{'|'.join(OWN_RECORDS)})\b)[\w.]+(?:\[.*\])? *"
+    r"(?:parse_state|\bstate)\.(?!notes\b)[\w.]+(?:\[.*\])? *"
     r"(?:[-+|&]?=(?!=)|\.(?:append|extend|clear|pop|update)\()"
 )
 
@@ -70,7 +73,7 @@ def test_only_the_request_module_changes_a_requests_phase_and_kv():
     assert STATE_WRITE.search("req.parse_state.draft.finished = True")
     assert STATE_WRITE.search("state.committed += 1")
     assert not STATE_WRITE.search("if state.phase == Phase.PLAIN:")
-    assert not STATE_WRITE.search("state.grammar = walk")
+    assert not STATE_WRITE.search("state.notes.grammar = walk")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in SOURCES
@@ -153,6 +156,68 @@ def test_functions_are_read_at_once():
         if body and body[-1].end_lineno - body[0].lineno >= FUNCTION_LINES:
             found.add(function.name)
     assert found == {LONG_KERNEL}
+
+
+WORDS = {
+    # Learns from what happened; telemetry counts and samples.
+    r"observe\w*": ("core/policy/", "engine/sources/", "engine/judge/", "engine/parts.py"),
+    # Reads a file, a command line or text that somebody wrote; results of forwards are taken.
+    r"read(_\w+)?": ("core/", "startup/", *PROGRAMS, "client/", "shapes/", "tasks/")
+    + ("engine/sources/endpoint_client.py",),
+}
+"""Names of methods and functions -> where they may be defined: one word, one meaning."""
+
+
+def test_a_word_means_one_thing():
+    defined = [
+        (node.name, str(path.relative_to(PACKAGE)))
+        for path in PACKAGE_FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    for word, places in WORDS.items():
+        found = {place for name, place in defined if re.fullmatch(word, name.lstrip("_"))}
+        assert {place for place in found if not place.startswith(places)} == set()
+
+
+def test_a_head_is_an_eagle_head():
+    """What scores draft tokens for verdicts is a scorer; verdict heads are its files."""
+    for path in (PACKAGE / "engine" / "judge").glob("*.py"):
+        names = {
+            getattr(node, "id", getattr(node, "attr", getattr(node, "arg", "")))
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        }
+        assert not {"head", "has_head", "Head"} & names
+
+
+RECORDS = {
+    *("engine/forward.py", "engine/row_results.py", "engine/verify.py"),
+    *("engine/judge/judge.py", "core/round.py", "core/selection.py", "engine/commit.py"),
+}
+"""Modules between a target forward's logits and output tokens."""
+
+
+def test_the_way_from_logits_to_tokens_is_short():
+    """Records on it: rows, what they say, a forward in flight, one request's result, verdicts and
+    the round. None is mutable."""
+    found = [
+        (node.name, [ast.unparse(one) for one in node.decorator_list])
+        for path in sorted(RECORDS)
+        for node in ast.walk(ast.parse((PACKAGE / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    records = {name for name, how in found if any("dataclass" in one for one in how)}
+    assert records == {
+        *("RequestRows", "ForwardOutput", "RowResults", "TargetResult", "Verdicts", "Round")
+    }
+    assert all("frozen=True" in one for name, how in found if name in records for one in how)
+    assert len(Action) <= 6
+
+
+def test_the_chain_names_no_source():
+    chain = (PACKAGE / "engine" / "sources" / "chain.py").read_text(encoding="utf-8")
+    assert set(re.findall(r"engine\.sources\.(\w+)", chain)) == {"source"}
+    assert "core.phases" not in chain  # which has the names
 
 
 def test_no_class_has_the_name_of_another():

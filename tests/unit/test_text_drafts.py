@@ -346,20 +346,20 @@ def test_a_given_draft_is_no_draft_models():
     assert (state.phase, state.draft.finished) == (Phase.VERIFYING, True)
     assert state.draft.token_ids == [6, 7, 9]
     assert state.draft_kv_len == 4
-    assert state.telemetry.stats.draft_forwards == 0
+    assert state.notes.telemetry.stats.draft_forwards == 0
     state.count_round(round_of(3, 3, 2, source=PREDICTION))
     assert state.num_failed == 0
-    state.telemetry.charge(verify=3.0)
-    found = state.telemetry.sources[PREDICTION]
+    state.notes.telemetry.charge(verify=3.0)
+    found = state.notes.telemetry.sources[PREDICTION]
     assert (found.rounds, found.drafted_tokens, found.accepted_tokens) == (1, 3, 2)
     assert found.verify_ms == 3.0
-    assert MODEL not in state.telemetry.sources
+    assert MODEL not in state.notes.telemetry.sources
 
 
 def test_a_retraction_starts_the_text_over():
     state = RequestState(RequestPolicy(threshold=0.5))
     text = RequestText(TextMatch(), new_length(), is_complete=False)
-    state.texts[PREDICTION] = text
+    state.notes.texts[PREDICTION] = text
     text.extend(TEXT, num_unused=3)
     text.match.follow(TEXT[:4])
     state.restart(10, TEXT[:2])

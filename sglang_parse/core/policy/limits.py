@@ -52,18 +52,18 @@ class Limits:
         """
         adaptive = {"draft_tokens", "max_prefixes", "draft_chunk"}
         fixed = adaptive & config.model_fields_set
-        if config.certificate is not None or config.head is not None or fixed_ratio:
+        if config.certificate is not None or config.judge_file is not None or fixed_ratio:
             fixed |= {"draft_tokens", "max_prefixes"}
-        if config.has_head:  # every segment is verified, because a prefix costs nothing
+        if config.scores_tokens:  # every segment is verified, because a prefix costs nothing
             fixed.add("max_prefixes")
         if not is_timed or config.drafting != "auto":
             fixed = adaptive
         return cls(
             draft_tokens=config.draft_tokens,
-            max_prefixes=MAX_PREFIXES if config.has_head else config.max_prefixes,
+            max_prefixes=MAX_PREFIXES if config.scores_tokens else config.max_prefixes,
             draft_chunk=config.draft_chunk if "draft_chunk" in fixed else config.draft_tokens,
             fixed=frozenset(fixed),
-            question_rows=0.0 if config.has_head else question_rows,
+            question_rows=0.0 if config.scores_tokens else question_rows,
             max_itl_ratio=config.max_itl_ratio * is_timed,
             max_slowdown=config.max_slowdown * is_timed,
         )

@@ -1,7 +1,7 @@
 """The judge: where verdicts on a draft's prefixes come from.
 
     judge       from a question, a verdict head, or both; what the engine asks
-    head        verdict heads on the device, and the hidden states that they read
+    scorer      the likelihood and verdict heads on the device, and the hidden states they read
 
 ``core.judge`` has the formulas, ``core.selection`` what verdicts decide.
 """

@@ -27,7 +27,7 @@ from sglang_parse.core.selection import (
     matching_tokens,
 )
 from sglang_parse.core.strict import Refusal, find_refusal
-from sglang_parse.engine.judge.head import Head
+from sglang_parse.engine.judge.scorer import Scorer
 from sglang_parse.engine.logits.grammar import free_ends
 from sglang_parse.engine.requests import completes_answer, is_greedy
 from sglang_parse.engine.sglang_types import Req
@@ -45,7 +45,7 @@ class Judge:
 
     Args:
         question: the rendered question, if one is asked.
-        head: the verdict head, if there is one.
+        scorer: the likelihood or a trained verdict head, if there is one.
         layers: the target's layers that verify passes capture.
         drift: compares verdicts with the certificate's, or the head's training set's.
     """
@@ -54,16 +54,15 @@ class Judge:
         self,
         config: ParseConfig,
         question: Question | None,
-        head: Head | None,
+        scorer: Scorer | None,
         segments: Segmenter,
         counters: Counters,
-        *,
         layers: Sequence[int] = (),
         drift: DriftWatch | None = None,
     ) -> None:
         self.name, self.max_prefixes = config.judge_name, config.max_prefixes
         self.threshold = config.accept_threshold
-        self.question, self.head, self.segments = question, head, segments
+        self.question, self.scorer, self.segments = question, scorer, segments
         self.layers, self.counters, self.drift = layers, counters, drift
         self._num_matched = self._num_rejected = 0
         self._rival = Rival()
@@ -73,7 +72,7 @@ class Judge:
     def leaves_segments(self) -> bool:
         """Whether a rejected segment is left to the target: where a question has no verdict before
         the segment's end, another draft of the rest would be judged by the same question."""
-        return self.head is None and self.segments.rule.kind != "tokens"
+        return self.scorer is None and self.segments.rule.kind != "tokens"
 
     def ask(self, req: Req) -> None:
         """Chooses the prefixes of a complete draft, and the questions about them."""
@@ -89,12 +88,12 @@ class Judge:
         )
         all_ends = free_ends(state, draft.token_ids, all_ends)
         max_prefixes = state.plan.max_prefixes if state.plan else self.max_prefixes
-        ends = all_ends if self.head else evenly_spaced(all_ends, max_prefixes)
+        ends = all_ends if self.scorer else evenly_spaced(all_ends, max_prefixes)
         was_thinking = self._is_thinking(req)
         ids: list[tuple[int, ...]] = []
         for end in ends:
             complete = draft.finished and end == state.num_drafted
-            if self.question is None or (self.head and not complete):
+            if self.question is None or (self.scorer and not complete):
                 ids.append(())
                 continue
             asked = self.question.ids_for(
@@ -106,7 +105,7 @@ class Judge:
             ids.append(asked)
         state.ask(ends, ids, was_thinking=was_thinking)
 
-    def read(self, logits: torch.Tensor) -> torch.Tensor:
+    def answers(self, logits: torch.Tensor) -> torch.Tensor:
         """float32 [n, 2] verdict and mass, from logits [n, vocab] of the questions' last rows."""
         assert self.question is not None
         accept_id, reject_id = self.question.accept_id, self.question.reject_id
@@ -125,13 +124,13 @@ class Judge:
         """Verdicts on the prefixes of a request's draft.
 
         Args:
-            scores: ``Head.scores`` of the anchor and the verified tokens.
+            scores: ``Scorer.scores`` of the anchor and the verified tokens.
             answers: verdict and mass of each question.
             target_tokens: the target's choice after each token; under sampling, the drawn one.
         """
         draft = state.draft
         ends = draft.prefix_ends
-        values = self.head.verdicts(scores, ends) if self.head and ends else [0.0] * len(ends)
+        values = self.scorer.verdicts(scores, ends) if self.scorer and ends else [0.0] * len(ends)
         mass: list[float | None] = [None] * len(ends)
         asked = (place for place, ids in enumerate(draft.question_ids) if ids)
         for place, answer in zip(asked, answers, strict=True):
@@ -149,14 +148,14 @@ class Judge:
             pairs = zip(state.draft.prefix_ends, values, strict=True)
             checked = checked[: max((n for n, v in pairs if v >= policy.threshold), default=0)]
         tokens = state.output_ids, checked, target_tokens
-        return find_refusal(*tokens, policy.strict, self.segments.text_of, state.code)
+        return find_refusal(*tokens, policy.strict, self.segments.text_of, state.notes.code)
 
     def observe(self, req: Req, one: Round) -> None:
         """Watches the verdicts on a draft."""
         state, verdicts = req.parse_state, one.verdicts
         self._watch_mass(verdicts.mass)
-        if self.drift is not None and not state.telemetry.stats.rounds:
-            if self.drift.observe(verdicts.values):
+        if self.drift is not None and not state.notes.telemetry.stats.rounds:
+            if self.drift.add(verdicts.values):
                 self.counters.count("drifted_windows_total")
             self.counters.verdict_drift = self.drift.distance
         threshold, refusal = state.policy.threshold, verdicts.refusal
@@ -164,15 +163,15 @@ class Judge:
             return
         if refusal and refusal.place < (one.reject_end or 0):
             self.counters.count("strict_refusals_total", label_value=refusal.name)
-            counts = state.telemetry.strict_refusals
+            counts = state.notes.telemetry.strict_refusals
             counts[refusal.name] = counts.get(refusal.name, 0) + 1
         if is_greedy(req):
             num_matched = matching_tokens(one.draft.token_ids, one.target_tokens)
             matched, rejected = matched_prefixes(
                 one.draft.prefix_ends, verdicts.values, threshold, num_matched
             )
-            state.telemetry.stats.matched_prefixes += matched
-            state.telemetry.stats.rejected_matched_prefixes += rejected
+            state.notes.telemetry.stats.matched_prefixes += matched
+            state.notes.telemetry.stats.rejected_matched_prefixes += rejected
             if threshold == self.threshold:  # a request's own says nothing about the server's
                 self._watch_matched(matched, rejected)
                 self._watch_rival(one, num_matched)
@@ -188,10 +187,10 @@ class Judge:
         state, thinking = req.parse_state, self.question.thinking if self.question else None
         if thinking is None:
             return False
-        before = state.is_thinking
-        if not state.num_scanned:
+        before = state.notes.is_thinking
+        if not state.notes.num_scanned:
             before = thinking.is_open_after(req.origin_input_ids)
-        return thinking.is_open_after(state.output_ids[state.num_scanned :], before)
+        return thinking.is_open_after(state.output_ids[state.notes.num_scanned :], before)
 
     def _watch_mass(self, verdict_mass: Sequence[float | None]) -> None:
         """Warns if the target does not answer the question with the verdict tokens."""

@@ -126,11 +126,11 @@ class OutputCounts:
 def _output_counts(part: LogitsRows, vocab_size: int, device: torch.device) -> torch.Tensor:
     """fp32 [vocab] of a request; a retraction takes output back, and it is counted again."""
     state = part.req.parse_state
-    found: Any = state.output_counts
+    found: Any = state.notes.output_counts
     is_known = found is not None and len(found.counts) >= vocab_size
     if not is_known or found.num_counted > len(part.before):
         found = OutputCounts(torch.zeros(vocab_size, device=device))
-        state.output_counts = found
+        state.notes.output_counts = found
     if found.num_counted < len(part.before):
         found.add(part.before)
     return found.counts[:vocab_size]

@@ -184,14 +184,14 @@ def start_walk(req: Req, vocab_size: int) -> None:
         with contain_request(state, ITS_GRAMMAR):
             num_output = len(req.output_ids)
             walk = GrammarWalk(req.grammar, num_output, vocab_size, req.tokenizer)
-            state.grammar = walk
+            state.notes.grammar = walk
 
 
 def rows_of(
     state: RequestState, before: Sequence[int], after: Sequence[int]
 ) -> list[torch.Tensor | None]:
     """``GrammarWalk.rows`` of a request. A matcher's error ends the request."""
-    walk: Any = state.grammar
+    walk: Any = state.notes.grammar
     if walk is not None and not state.fault:
         with contain_request(state, ITS_GRAMMAR):
             return walk.rows(before, after, len(state.output_ids))
@@ -206,7 +206,7 @@ def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> l
         ids: tokens after the output.
         ends: ascending offsets in it.
     """
-    walk: Any = state.grammar
+    walk: Any = state.notes.grammar
     if walk is None or not ends:
         return [*ends]
     rows = rows_of(state, state.output_ids, ids[: ends[-1]])
@@ -218,7 +218,7 @@ def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> l
 
 def ends_in_forced_text(state: RequestState) -> bool:
     """Whether the output ends inside text that the grammar forces: no draft begins there."""
-    walk: Any = state.grammar
+    walk: Any = state.notes.grammar
     if walk is None or state.fault:
         return False
     with contain_request(state, ITS_GRAMMAR):
@@ -228,7 +228,7 @@ def ends_in_forced_text(state: RequestState) -> bool:
 
 def forced_after(state: RequestState, limit: int) -> list[int]:
     """``GrammarWalk.forced`` of a constrained request, after its output."""
-    walk: Any = state.grammar
+    walk: Any = state.notes.grammar
     if not state.fault:
         with contain_request(state, ITS_GRAMMAR):
             return walk.forced(state.output_ids, limit)

@@ -68,7 +68,7 @@ class LogprobRows:
         """Copies the rows before a sampler overwrites them."""
         self._copy = logits[self._rows]
 
-    def read(self, logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+    def records(self, logits: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         """float64 [rows, width] ``Record``s, computed in pieces of bounded memory.
 
         Args:

@@ -34,11 +34,11 @@ class AnswerSource(TextSource):
 
     def begin(self, req: Req) -> None:
         if self.name in req.parse_incoming:
-            req.parse_state.texts[self.name] = self.new_text()
+            req.parse_state.notes.texts[self.name] = self.new_text()
 
     def start(self, req: Req) -> str:
         state = req.parse_state
-        scope, text = req.parse_incoming[self.name], state.texts[self.name]
+        scope, text = req.parse_incoming[self.name], state.notes.texts[self.name]
         num_output = len(state.output_ids)
         if num_output <= 1 and not len(text.match):
             text.match.extend(self._index.find_by_prompt(scope, req.origin_input_ids))

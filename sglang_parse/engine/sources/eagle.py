@@ -46,7 +46,7 @@ class EagleSource(Source):
         if self._config.drafting == "never" and not state.policy.always_drafts:
             return DRAFTING_OFF
         # A question cannot judge a few tokens.
-        exact = self._config.is_semantic and not self._config.has_head
+        exact = self._config.is_semantic and not self._config.scores_tokens
         state.wait_for_proposal(self.length(), self.name, is_exact=exact)
         return ""
 

@@ -70,12 +70,12 @@ class EndpointSource(TextSource):
 
     def begin(self, req: Req) -> None:
         if not req.parse_policy.is_plain:
-            req.parse_state.texts[self.name] = self.new_text()
+            req.parse_state.notes.texts[self.name] = self.new_text()
 
     def start(self, req: Req) -> str:
         if reason := self.follow(req):
             return reason
-        text = req.parse_state.texts[self.name]
+        text = req.parse_state.notes.texts[self.name]
         if tokens_left(req) < 2:
             return f"{self.name}: the answer is at its limit"
         if text.match.follows and (len(text.match) or not text.is_complete):
@@ -90,7 +90,7 @@ class EndpointSource(TextSource):
         if self._pause:
             self._pause -= 1
             return f"{self.name}: it failed before"
-        if state.texts[self.name].length.left(len(state.output_ids)) <= 0:
+        if state.notes.texts[self.name].length.left(len(state.output_ids)) <= 0:
             return f"{self.name}: its drafts do not pay"
         self._ask(req)
         state.wait_for_text(self.name)
@@ -98,7 +98,7 @@ class EndpointSource(TextSource):
 
     def resume(self, req: Req) -> str:
         """A request that waits: starts a draft of what has arrived, or waits on."""
-        text = req.parse_state.texts[self.name]
+        text = req.parse_state.notes.texts[self.name]
         if text.is_complete and not text.match.rest(1):
             text.length.lose(self._end_wait(req))
             return f"{self.name}: no draft came"
@@ -115,7 +115,7 @@ class EndpointSource(TextSource):
     def _give(self, req: Req) -> str:
         """Starts a draft of what has arrived if it is enough, else waits for more."""
         state = req.parse_state
-        text = state.texts[self.name]
+        text = state.notes.texts[self.name]
         arrived = text.match.rest(self._config.draft_tokens)
         if not text.is_complete and not self._is_enough(arrived):
             state.wait_for_text(self.name)
@@ -126,7 +126,7 @@ class EndpointSource(TextSource):
 
     def _end_wait(self, req: Req) -> float:
         """The request waits no longer; returns the decode steps that it has missed."""
-        return self._controller.steps_in(req.parse_state.end_wait(self.name))
+        return self._controller.steps_in(req.parse_state.notes.end_wait(self.name))
 
     def _is_enough(self, token_ids: Sequence[int]) -> bool:
         if self._segments is None or len(token_ids) >= self._config.draft_tokens:
@@ -138,7 +138,7 @@ class EndpointSource(TextSource):
     def _ask(self, req: Req) -> None:
         state = req.parse_state
         match = TextMatch.entered((), 0, len(state.output_ids), grows=True)
-        state.texts[self.name].replace(match, is_complete=False)
+        state.notes.texts[self.name].replace(match, is_complete=False)
         if self._client is None:
             return
         self.finish(req)
@@ -181,7 +181,7 @@ class EndpointSource(TextSource):
 
     def arrive(self, req: Req, news: News) -> None:
         super().arrive(req, news)
-        text = req.parse_state.texts[self.name]
+        text = req.parse_state.notes.texts[self.name]
         text.waited_ms = news.waited_ms
         if news.fault:
             self._count_fault(news)
@@ -199,7 +199,7 @@ class EndpointSource(TextSource):
     def retract(self, req: Req) -> None:
         """Ends the request's draft on its way, and forgets what has arrived of it."""
         self.finish(req)
-        if text := req.parse_state.texts.get(self.name):
+        if text := req.parse_state.notes.texts.get(self.name):
             text.replace(TextMatch())
 
     def wait(self, reqs: Sequence[Req], *, after_prefill: bool) -> None:

@@ -37,7 +37,7 @@ class ForcedSource(Source):
         self._stats, self._num_refused = TextSourceStats(controller.config), 0
 
     def serves(self, req: Req) -> bool:
-        return req.parse_state.grammar is not None
+        return req.parse_state.notes.grammar is not None
 
     def start(self, req: Req) -> str:
         state = req.parse_state

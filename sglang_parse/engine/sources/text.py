@@ -49,7 +49,7 @@ class TextParts:
 
 
 class TextSource(Source):
-    """Drafts from the texts of one kind, ``name`` among ``RequestState.texts``."""
+    """Drafts from the texts of one kind, ``name`` among ``Notes.texts``."""
 
     def __init__(self, name: str, parts: TextParts) -> None:
         self.name, self._config, self._controller = name, parts.config, parts.controller
@@ -68,20 +68,20 @@ class TextSource(Source):
         return RequestText(TextMatch(), length, is_complete=is_complete)
 
     def serves(self, req: Req) -> bool:
-        return self.name in req.parse_state.texts
+        return self.name in req.parse_state.notes.texts
 
     def rank(self, req: Req) -> float:
         """Those that have brought tokens to the answer first."""
-        return min(0.0, req.parse_state.texts[self.name].length.net_loss)
+        return min(0.0, req.parse_state.notes.texts[self.name].length.net_loss)
 
     def awaits(self, req: Req) -> bool:
-        text = req.parse_state.texts.get(self.name)
+        text = req.parse_state.notes.texts.get(self.name)
         return text is not None and not text.is_complete
 
     def start(self, req: Req) -> str:
         if reason := self.follow(req):
             return reason
-        state, text = req.parse_state, req.parse_state.texts[self.name]
+        state, text = req.parse_state, req.parse_state.notes.texts[self.name]
         match, num_output = text.match, len(state.output_ids)
         if not match.follows and text.length.left(num_output) <= 0:
             return f"{self.name}: it did not fit"  # a search would cost, too
@@ -124,12 +124,12 @@ class TextSource(Source):
     def follow(self, req: Req) -> str:
         """The text's answer goes on; returns why nothing drafts, if so."""
         state = req.parse_state
-        state.texts[self.name].follow(state.output_ids)
+        state.notes.texts[self.name].follow(state.output_ids)
         is_off = self._config.drafting == "never" and not state.policy.always_drafts
         return DRAFTING_OFF if is_off else ""
 
     def arrive(self, req: Req, news: News) -> None:
-        req.parse_state.texts[self.name].extend(
+        req.parse_state.notes.texts[self.name].extend(
             news.token_ids,
             is_complete=news.is_complete,
             ends_answer=news.ends_answer,
@@ -137,7 +137,7 @@ class TextSource(Source):
         )
 
     def observe(self, req: Req, one: Round) -> None:
-        text = req.parse_state.texts[self.name]
+        text = req.parse_state.notes.texts[self.name]
         text.length.observe(text.match.match_len, one, text.cost)
         text.is_verified = True
         if one.num_output == one.num_verified:

@@ -64,8 +64,8 @@ class CapturedLayers:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """A verdict head.
+class Scorer:
+    """Scores draft tokens: the likelihood, or a trained verdict head.
 
     Attributes:
         weights: fp32 [3, width] of h before a token, at it, and at a prefix's end.
@@ -80,15 +80,15 @@ class Head:
     columns: torch.Tensor | None
 
     @classmethod
-    def likelihood(cls, device: str) -> Head:
-        """The head that needs no training."""
+    def likelihood(cls, device: str) -> Scorer:
+        """The one that needs no training."""
         scalars = torch.tensor(LIKELIHOOD_SCALARS, device=device)
         return cls("worst-token", torch.zeros(3, 0), scalars, LIKELIHOOD_BIAS, None)
 
     @classmethod
     def load(
         cls, folder: str, file: JudgeFile, captured: CapturedLayers | None, device: str
-    ) -> Head:
+    ) -> Scorer:
         """Loads a trained head, which reads layers only if some are captured."""
         tensors = load_file(f"{folder}/{WEIGHTS}")
         weights = torch.zeros(3, tensors["weights"].shape[1])
