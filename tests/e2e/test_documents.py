@@ -31,9 +31,11 @@ from sglang_parse.core.config import ENV_VAR, ParseConfig
 from sglang_parse.core.judge import read_judge
 from sglang_parse.telemetry.metrics import METRICS, PREFIX
 from sglang_parse.trial import settings as trial
-from support.client import Client
+from support.client import Client, assert_same, parse_info, random_prompts
+from support.demo_pair import DEMO, held_out
 from support.pages import PAGES, ROOT, documented_keys
 from support.random_pair import PairShape, make_pair
+from support.servers import PARSE, SEED, Start, plugin, served
 from support.warm import Nursery
 
 PORT = "30000"
@@ -66,6 +68,7 @@ RUN_BY = {
     "examples/demo_pair/untrained.py": "test_untrained_draft",
     "sgl-eval run ": "test_sgl_eval_command",
     "examples/grade_math.py": "test_calibrate_with_math_verify",
+    "class EchoSource": "test_the_source_of_the_page_drafts_and_changes_no_token",
 }
 
 
@@ -479,3 +482,22 @@ def test_engine_program(tmp_path: Path, nursery: Nursery):
     printed = nursery.run(program)
     assert "'mode': 'parse'" in printed
     assert int(re.search(r"'accepted_tokens': (\d+), 'rejected", printed)[1]) > 16
+
+
+def test_the_source_of_the_page_drafts_and_changes_no_token(
+    start_server: Start, small_plain: Client
+):
+    """Token mode, several requests at a time: what it drafts is kept in part, and counted."""
+    flags = ("--model-path", str(DEMO / "draft"), *PARSE, "--parse-verification", "token", *SEED)
+    prompts = [*random_prompts(2, seed=5), *(one.prompt for one in held_out(4))]
+    with plugin("toy_source", TOY_SOURCE=str(ROOT / "docs" / "development.md")):
+        for client in served(start_server, "toy-source", *flags):
+            answers = client.generate_all(prompts, 6, max_new_tokens=60)
+            client.assert_nothing_lost()
+    for answer, wanted in zip(
+        answers, small_plain.generate_all(prompts, 6, max_new_tokens=60), strict=True
+    ):
+        assert_same(answer, wanted)
+    counts = [parse_info(answer)["sources"].get("echo") for answer in answers]
+    drafted = sum(one["drafted_tokens"] for one in counts if one)
+    assert 0 < sum(one["accepted_tokens"] for one in counts if one) < drafted
