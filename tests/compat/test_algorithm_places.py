@@ -109,7 +109,6 @@ READERS = {
     "mem_cache/memory_pool.py": "an assertion that a reused row has slots",
     "disaggregation/decode.py": "sets it to the prompt that came",
     "speculative/": "of other algorithms' workers",
-    "mem_cache/unified_cache/": "a record of its own, for a prefix that is loaded",
     # it means tokens with KV, or the end of the row: trimmed by the patch kv_by_phase
     "mem_cache/common.py": "release_kv_cache",
     "session/streaming_session.py": "behind release_kv_cache",

@@ -439,6 +439,29 @@ def test_sglangs_acceptance_gauges_cover_parses_rounds(watched: Watched):
     )
 
 
+def sglangs(client: Client, name: str) -> float:
+    found = re.findall(rf"^sglang:{name}\{{.*\}} (\S+)$", page(client), re.MULTILINE)
+    return sum(map(float, found))
+
+
+def test_sglangs_own_counts(watched: Watched):
+    """Of requests and their tokens, whatever ends an answer."""
+    client, names = watched.client, ("num_requests_total", "generation_tokens_total")
+    limits = [LENGTH, {"max_new_tokens": 1}, {"max_new_tokens": 0}, {"stop": ["1", "2", " "]}, {}]
+    limits.append({"max_new_tokens": 40, "ignore_eos": True, "stop_token_ids": [*range(3, 300, 7)]})
+    settle(client)
+    before = [sglangs(client, name) for name in names]
+    answers = [
+        client.generate(prompt, parse=ACCEPT_SOME, **limit)
+        for prompt, limit in zip(PROMPTS, limits, strict=False)
+    ]
+    lengths = [answer["meta_info"]["completion_tokens"] for answer in answers]
+    assert lengths == [len(answer["output_ids"]) for answer in answers]
+    settle(client)  # one more, of two tokens
+    grown = [sglangs(client, name) - old for name, old in zip(names, before, strict=True)]
+    assert grown == [len(answers) + 1, sum(lengths) + 2]
+
+
 def test_one_rank_publishes(two_ranks: Client):
     client, watched = two_ranks, Watched(two_ranks, two_ranks.probe.folder.with_suffix(".log"))
     settle(client)
