@@ -36,16 +36,26 @@ def _derive_shapes(_result: None, self: Any) -> None:
         self.vocab_size = text.vocab_size = context.target_rows
 
 
-def _fit_rows(original: Callable, self: Any, param: Any, loaded_weight: Any) -> None:
-    context, dim = process_context(), getattr(param, "output_dim", loaded_weight.ndim)
+def _fit_shard(original: Callable, self: Any, param: Any, loaded_weight: Any) -> None:
+    dim = getattr(param, "output_dim", None)
+    original(self, param, _fitted(loaded_weight, dim, self.org_vocab_size))
+
+
+def _fit_whole(original: Callable, param: Any, loaded_weight: Any) -> None:
+    original(param, _fitted(loaded_weight, 0, param.shape[0] if param.ndim == 2 else 0))
+
+
+def _fitted(weight: Any, dim: Any, num_rows: int) -> Any:
+    """With the target's rows, of a draft's weight with its own, for a parameter of ``num_rows``."""
+    context = process_context()
     found, wanted = context.draft_rows, context.target_rows
-    has_rows = found and dim is not None and dim < loaded_weight.ndim
-    if has_rows and (loaded_weight.shape[dim], self.org_vocab_size) == (found, wanted):
-        known = loaded_weight.narrow(dim, 0, min(found, wanted))
-        shape = [*known.shape]
-        shape[dim] = wanted - known.shape[dim]
-        loaded_weight = torch.cat((known, known.new_zeros(shape)), dim)
-    original(self, param, loaded_weight)
+    has_rows = found and dim is not None and dim < weight.ndim
+    if not has_rows or (weight.shape[dim], num_rows) != (found, wanted):
+        return weight
+    known = weight.narrow(dim, 0, min(found, wanted))
+    shape = [*known.shape]
+    shape[dim] = wanted - known.shape[dim]
+    return torch.cat((known, known.new_zeros(shape)), dim)
 
 
 def _use_one_pool(_result: None, self: Any) -> None:
@@ -67,7 +77,8 @@ PATCH = Patch(
         f"{_MODEL_CONFIG}._derive_model_shapes": after(_derive_shapes),
         f"{_MODEL_CONFIG}._derive_hybrid_model": after(_use_one_pool),
         f"{_CONFIGURATOR}.__post_init__": after(_keep_all_windows),
-        f"{_EMBEDDING}.weight_loader": around(_fit_rows),
+        f"{_EMBEDDING}.weight_loader": around(_fit_shard),
+        "sglang.srt.model_loader.weight_utils.default_weight_loader": around(_fit_whole),
     },
     why="SGLang takes a draft model of some families (Qwen3-MoE, GLM-4.5, Ernie 4.5 and others) "
     "for the checkpoint of an MTP head: it renames the architecture to the head's, whose forward "

@@ -82,7 +82,7 @@ def test_a_draft_has_as_many_tokens_as_its_target(rows: int, monkeypatch: pytest
     import torch
 
     from sglang_parse import context
-    from sglang_parse.patches.parse.draft_models import _fit_rows
+    from sglang_parse.patches.parse.draft_models import _fit_shard, _fit_whole
 
     one = context.Context(target_rows=rows)
     monkeypatch.setattr("sglang_parse.patches.parse.draft_models.process_context", lambda: one)
@@ -91,15 +91,17 @@ def test_a_draft_has_as_many_tokens_as_its_target(rows: int, monkeypatch: pytest
     assert model.vocab_size == model.hf_text_config.vocab_size == rows
     assert one.draft_rows == (384 if rows != 384 else 0)
     weight, loaded = torch.randn(384, 8), []
-    embedding = SimpleNamespace(org_vocab_size=rows)
-    for size, param in ((rows, SimpleNamespace(output_dim=0)), (99, SimpleNamespace())):
-        embedding.org_vocab_size = size
-        _fit_rows(lambda *given: loaded.append(given[-1]), embedding, param, weight)
-    fitted, other = loaded
-    assert len(fitted) == rows
-    assert torch.equal(fitted[:384], weight[:rows])
-    assert not fitted[384:].any()
-    assert other is weight
+    for size in (rows, 99):
+        embedding, param = SimpleNamespace(org_vocab_size=size), torch.empty(size, 8)
+        param.output_dim = 0
+        _fit_shard(lambda *given: loaded.append(given[-1]), embedding, param, weight)
+        # Of Gemma's embedding, which SGLang does not shard.
+        _fit_whole(lambda *given: loaded.append(given[-1]), param, weight)
+    for fitted in loaded[:2]:
+        assert len(fitted) == rows
+        assert torch.equal(fitted[:384], weight[:rows])
+        assert not fitted[384:].any()
+    assert all(other is weight for other in loaded[2:])
 
 
 def test_an_mtp_head_of_sglangs_own_algorithms_stays_one(tmp_path: Path):
