@@ -45,6 +45,26 @@ class TextSourceStats:
             self.acceptance.observe(outcome, self.config.memory)
 
 
+class Budget:
+    """What one request's texts may lose, all together.
+
+    Args:
+        max_loss, max_gain: tokens that may be lost at first, and gained ones that may be lost
+            again.
+    """
+
+    def __init__(self, config: PolicyConfig, max_loss: float, max_gain: float) -> None:
+        self._rate, self._max_loss, self._max_gain = config.text_loss_rate, max_loss, max_gain
+        self._net_loss = 0.0
+
+    def left(self, num_written: int) -> float:
+        """Tokens that may still be lost, after so many output tokens."""
+        return self._max_loss + self._rate * num_written - self._net_loss
+
+    def lose(self, cost: float) -> None:
+        self._net_loss = max(-self._max_gain, self._net_loss + cost)
+
+
 class TextLength:
     """Chooses the lengths of one request's drafts from one text. A text that never fits costs a
     small part of the answer, whatever was learned from others; and one that fits drafts: each
@@ -54,17 +74,16 @@ class TextLength:
 
     Args:
         source: what the server knows about such texts.
-        max_loss, max_gain: tokens that may be lost at first, and gained ones that may be lost
-            again.
+        budget: of the request, for all of its texts.
 
     Attributes:
         longest: most tokens of the next draft: four times the last one's if all of it fitted.
         net_loss: costs of verify passes less output draft tokens.
     """
 
-    def __init__(self, source: TextSourceStats, max_loss: float, max_gain: float) -> None:
+    def __init__(self, source: TextSourceStats, budget: Budget) -> None:
         self._source, self._config, self.net_loss = source, source.config, 0.0
-        self._max_loss, self._max_gain = max_loss, max_gain
+        self._budget = budget
         self.longest = self._config.text_tokens
         self._misses: dict[int, int] = {}  # in a row, by how well the place was known
         self._drafted: set[int] = set()
@@ -107,11 +126,12 @@ class TextLength:
 
     def left(self, num_written: int) -> float:
         """Tokens that the request may still lose."""
-        return self._max_loss + self._config.text_loss_rate * num_written - self.net_loss
+        return self._budget.left(num_written)
 
     def lose(self, cost: float) -> None:
         """Records a cost without a draft; below 0, what a draft would have brought."""
-        self.net_loss = max(-self._max_gain, self.net_loss + cost)
+        self.net_loss += cost
+        self._budget.lose(cost)
 
     def watch(self, match_len: int, *, fits: bool) -> None:
         """Records whether the text's next token was output, drafted or not."""

@@ -1,0 +1,159 @@
+"""Replays the policy of drafts from the prompt on answers, by counts: no server runs.
+
+    python tests/support/prompt_replay.py ANSWERS.json
+
+ANSWERS.json: [{"kind": "...", "prompt": [token ids], "answer": [token ids]}, ...] (or a pickle of
+it, .pkl). Verification is exact, and costs are in decode steps: the figures of two servers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_parse.core.arming import Arming
+from sglang_parse.core.phases import VerifyOutcome
+from sglang_parse.core.policy.constants import DEFAULTS
+from sglang_parse.core.policy.copies import CopyLength, CopyStats
+from sglang_parse.core.policy.texts import Budget
+from sglang_parse.core.prompt_match import PromptMatch
+from sglang_parse.core.request_text import RequestText
+
+COSTS: Mapping[str, Callable[[int], float]] = {
+    "gpu": lambda rows: 1.1 + 0.004 * rows,
+    "cpu": lambda rows: 1.0 + 0.1 * rows,
+}
+"""Of a verify pass, by its rows. What it has above a decode step beyond the rows: overlap."""
+SYNC = 1.1
+"""Of a decode step that is planned behind the last one's token."""
+
+
+class FailingMatch(PromptMatch):
+    """Every copy is wrong, at its first token."""
+
+    def rest(self, limit: int) -> Sequence[int]:
+        return [-1] * len(super().rest(limit))
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        super().follow(token_ids)
+        self._place = None
+
+
+@dataclass
+class Replayed:
+    """One answer's.
+
+    Attributes:
+        cost: in decode steps; ``num_tokens``: without the first, which the prefill brings.
+        drafts: (drafted, accepted) of each.
+        num_dropped: decode steps that a draft dropped in flight.
+    """
+
+    num_tokens: int
+    cost: float
+    drafts: list[tuple[int, int]]
+    num_dropped: int = 0
+
+    @property
+    def speedup(self) -> float:
+        return self.num_tokens / self.cost
+
+
+class Replay:
+    """One server's answers, one after the other.
+
+    Args:
+        overlap: "off": a step is never in flight; "armed", or "dropped": as before arming.
+        match: FailingMatch makes every copy fail.
+    """
+
+    def __init__(
+        self,
+        cost: Callable[[int], float],
+        *,
+        overlap: str = "off",
+        match: type[PromptMatch] = PromptMatch,
+    ) -> None:
+        self.cost, self.overlap, self.match, self.stats = cost, overlap, match, CopyStats()
+
+    def run(self, prompt: Sequence[int], answer: Sequence[int]) -> Replayed:
+        budget = Budget(DEFAULTS, DEFAULTS.text_loss, DEFAULTS.text_gain)
+        match, length = self.match(prompt), CopyLength(self.stats, budget)
+        text, arming, seen = RequestText(match, length), Arming(), 1
+        found, num_inflight = Replayed(len(answer) - 1, 0.0, []), 0
+        while seen < len(answer):
+            text.follow(answer[:seen])
+            rest = match.rest(256) if match.follows or length.left(seen) > 0 else ()
+            count = length.choose(match.match_len, len(rest), seen, self._extra) if rest else 0
+            if self.overlap == "armed" and not arming.may_start(num_inflight if count else 0):
+                count = 0
+            if not count:
+                # What is in flight was planned before; what is now, waits or does not.
+                found.cost += 1.0 if self.overlap == "off" or num_inflight else SYNC
+                num_inflight = int(self.overlap != "off" and not arming.waits)
+                seen += 1
+                arming.observe(0, 1)
+                continue
+            found.num_dropped += num_inflight
+            right = 0
+            while right < count and rest[right : right + 1] == answer[seen + right : seen + right + 1]:
+                right += 1
+            extra = self._extra(count)
+            outcome = VerifyOutcome(count, count, right, None, is_finished=False)
+            length.observe(match.match_len, outcome, extra)
+            text.is_verified = True
+            arming.observe(right, right + 1)
+            found.cost += 1 + extra + num_inflight
+            num_inflight = 0
+            found.drafts.append((count, right))
+            seen += right + 1
+        return found
+
+    def _extra(self, num_tokens: int) -> float:
+        return self.cost(1 + num_tokens) - 1
+
+
+def by_kind(
+    answers: Sequence[Mapping[str, Any]], replay: Replay, seed: int = 1
+) -> dict[str, list[Replayed]]:
+    """All answers in a random order: the server's statistics are shared by all kinds."""
+    found: dict[str, list[Replayed]] = defaultdict(list)
+    for one in random.Random(seed).sample(answers, len(answers)):
+        found[one["kind"]].append(replay.run(one["prompt"], one["answer"]))
+    return dict(found)
+
+
+def speedup(replayed: Sequence[Replayed]) -> float:
+    return sum(one.num_tokens for one in replayed) / sum(one.cost for one in replayed)
+
+
+def main(path: Path) -> None:
+    raw = path.read_bytes()
+    answers = pickle.loads(raw) if path.suffix == ".pkl" else json.loads(raw)
+    kinds = sorted({one["kind"] for one in answers})
+    print(f"{'':22s}", " ".join(f"{kind[:7]:>7s}" for kind in kinds), " mean  worst 1 %")
+    for name, match in (("", PromptMatch), (" failing", FailingMatch)):
+        for device, cost in COSTS.items():
+            for overlap in ("off", "armed", "dropped"):
+                found = by_kind(answers, Replay(cost, overlap=overlap, match=match))
+                each = [speedup(found[kind]) for kind in kinds]
+                mean = math.exp(sum(map(math.log, each)) / len(each))
+                worst = sorted(one.speedup for kind in kinds for one in found[kind])
+                row = " ".join(f"{one:7.3f}" for one in each)
+                drafts = sum(len(one.drafts) for kind in kinds for one in found[kind])
+                dropped = sum(one.num_dropped for kind in kinds for one in found[kind])
+                title = f"{device}{name} {overlap}"
+                print(f"{title:22s}", row, f"{mean:.3f} {worst[len(worst) // 100]:.3f}",
+                      f"least {worst[0]:.3f} {dropped / max(1, drafts):.2f} dropped a draft", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
