@@ -98,7 +98,7 @@ class PromptMatch:
         """Enters where the longest match of the newest tokens is, the latest place; instead, the
         first near place of the longest match there, if that is at most one token shorter."""
         tokens = self._tokens[: self._end]
-        self.num_searched += len(tokens)
+        self.num_searched += len(self)
         is_last = tokens[:-1] == tokens[-1]  # without the newest token, which would match itself
         places = 1 + np.flatnonzero(is_last)
         if not len(places):

@@ -94,6 +94,7 @@ class Replay:
             rest = match.rest(256) if match.follows or length.left(seen) > 0 else ()
             count = length.choose(match.match_len, len(rest), seen, self._extra) if rest else 0
             if self.overlap == "armed" and not arming.may_start(num_inflight if count else 0):
+                length.lose(SYNC - 1)
                 count = 0
             if not count:
                 # What is in flight was planned before; what is now, waits or does not.
@@ -104,7 +105,9 @@ class Replay:
                 continue
             found.num_dropped += num_inflight
             right = 0
-            while right < count and rest[right : right + 1] == answer[seen + right : seen + right + 1]:
+            while (
+                right < count and rest[right : right + 1] == answer[seen + right : seen + right + 1]
+            ):
                 right += 1
             extra = self._extra(count)
             outcome = VerifyOutcome(count, count, right, None, is_finished=False)
@@ -135,11 +138,16 @@ def speedup(replayed: Sequence[Replayed]) -> float:
     return sum(one.num_tokens for one in replayed) / sum(one.cost for one in replayed)
 
 
+def dropped_per_draft(found: Mapping[str, Sequence[Replayed]]) -> float:
+    all_of = [one for each in found.values() for one in each]
+    return sum(one.num_dropped for one in all_of) / max(1, sum(len(one.drafts) for one in all_of))
+
+
 def main(path: Path) -> None:
     raw = path.read_bytes()
     answers = pickle.loads(raw) if path.suffix == ".pkl" else json.loads(raw)
     kinds = sorted({one["kind"] for one in answers})
-    print(f"{'':22s}", " ".join(f"{kind[:7]:>7s}" for kind in kinds), " mean  worst 1 %")
+    print(f"{'':22s}", " ".join(f"{kind[:7]:>7s}" for kind in kinds), " mean  worst 1 %, worst")
     for name, match in (("", PromptMatch), (" failing", FailingMatch)):
         for device, cost in COSTS.items():
             for overlap in ("off", "armed", "dropped"):
@@ -148,11 +156,9 @@ def main(path: Path) -> None:
                 mean = math.exp(sum(map(math.log, each)) / len(each))
                 worst = sorted(one.speedup for kind in kinds for one in found[kind])
                 row = " ".join(f"{one:7.3f}" for one in each)
-                drafts = sum(len(one.drafts) for kind in kinds for one in found[kind])
-                dropped = sum(one.num_dropped for kind in kinds for one in found[kind])
-                title = f"{device}{name} {overlap}"
-                print(f"{title:22s}", row, f"{mean:.3f} {worst[len(worst) // 100]:.3f}",
-                      f"least {worst[0]:.3f} {dropped / max(1, drafts):.2f} dropped a draft", flush=True)
+                print(f"{device + name + ' ' + overlap:22s} {row} {mean:.3f}", end="  ")
+                print(f"{worst[len(worst) // 100]:.3f} {worst[0]:.3f}", end="  ")
+                print(f"{dropped_per_draft(found):.2f} dropped a draft", flush=True)
 
 
 if __name__ == "__main__":
