@@ -37,7 +37,12 @@ class Arming:
     @property
     def waits(self) -> bool:
         """Whether the next step is planned only when the last one's token is known."""
-        return self.is_armed or self.share > STAYS
+        return self.is_armed or self.stays
+
+    @property
+    def stays(self) -> bool:
+        """Whether drafts pay: a step that waits for another one costs nothing more."""
+        return self.share > STAYS
 
     def may_start(self, num_inflight: int) -> bool:
         """Whether a draft may start now: none may that would drop a step in flight."""

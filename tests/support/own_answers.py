@@ -9,10 +9,10 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from support.pages import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 TOKEN = re.compile(r" ?\w{1,6}|\s*\n\s*|[^\w\s]| ")
 
 
@@ -30,8 +30,8 @@ def edited(text: str, rng: random.Random) -> str:
     """A word renamed everywhere, and some lines changed or left out."""
     words = sorted(set(re.findall(r"\b[a-z_]{5,}\b", text)))
     text = re.sub(rf"\b{rng.choice(words)}\b", "renamed", text)
-    lines = [line for line in text.splitlines(keepends=True) if rng.random() > 0.02]
-    return "".join(line[::-1] if rng.random() < 0.03 else line for line in lines)
+    lines = [line for line in text.splitlines(keepends=True) if rng.random() > 0.04]
+    return "".join(line[::-1] if rng.random() < 0.1 else line for line in lines)
 
 
 def extracted(text: str, rng: random.Random) -> str:
@@ -50,9 +50,13 @@ def blocks(text: str, rng: random.Random) -> str:
 
 
 def summarized(text: str, rng: random.Random) -> str:
-    """The first sentences of paragraphs, other words between them."""
-    parts = [part.split(". ")[0] for part in text.split("\n\n") if len(part) > 80]
-    return "\n".join(f"{rng.randrange(99)}. {part}" for part in parts[:8])
+    """Parts of the first sentences of paragraphs, other words between them."""
+    parts = [part.split(". ")[0].split() for part in text.split("\n\n") if len(part) > 80]
+    starts = [rng.randrange(1 + len(part) // 2) for part in parts]
+    return "\n".join(
+        f"{rng.randrange(99)}. {' '.join(part[start : start + 8])}"
+        for part, start in zip(parts, starts, strict=True)
+    )
 
 
 KINDS: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
@@ -63,18 +67,18 @@ KINDS: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
 }
 
 
-def own_answers(limit: int = 16) -> Iterator[dict[str, Any]]:
+def own_answers(limit: int = 5) -> Iterator[dict[str, Any]]:
     """Yields answers as ``prompt_replay`` reads them; "unrelated" ones are about another text, and
     "noise" has no text at all."""
     rng, vocabulary = random.Random(4), Vocabulary()
     for kind, (files, answer_of) in KINDS.items():
         for path in sorted(ROOT.glob(files))[:limit]:
             text = path.read_text(encoding="utf-8")[:24_000]
-            answer = vocabulary.encode(answer_of(text, rng))[:1200]
+            answer = vocabulary.encode(answer_of(text, rng))[:500]
             if len(answer) > 50:
                 yield {"kind": kind, "prompt": vocabulary.encode(text), "answer": answer}
     pages = [vocabulary.encode(path.read_text()) for path in sorted(ROOT.glob("docs/*.md"))]
-    for page, other in zip(pages, pages[1:], strict=False):
+    for page, other in zip(pages[:limit], pages[1:], strict=False):
         yield {"kind": "unrelated", "prompt": page, "answer": other[:400]}
     for _ in range(limit):
         prompt, answer = ([rng.randrange(300) for _ in range(400)] for _ in range(2))

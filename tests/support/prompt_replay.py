@@ -16,14 +16,15 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sglang_parse.core.arming import Arming
+from sglang_parse.core.copies import CopyLength, CopyStats
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
-from sglang_parse.core.policy.copies import CopyLength, CopyStats
-from sglang_parse.core.policy.texts import Budget
 from sglang_parse.core.prompt_match import PromptMatch
 from sglang_parse.core.request_text import RequestText
 
@@ -85,14 +86,16 @@ class Replay:
         self.cost, self.overlap, self.match, self.stats = cost, overlap, match, CopyStats()
 
     def run(self, prompt: Sequence[int], answer: Sequence[int]) -> Replayed:
-        budget = Budget(DEFAULTS, DEFAULTS.text_loss, DEFAULTS.text_gain)
+        budget = Budget(DEFAULTS.text_loss, DEFAULTS.text_loss_rate, DEFAULTS.text_gain)
         match, length = self.match(prompt), CopyLength(self.stats, budget)
         text, arming, seen = RequestText(match, length), Arming(), 1
         found, num_inflight = Replayed(len(answer) - 1, 0.0, []), 0
         while seen < len(answer):
             text.follow(answer[:seen])
             rest = match.rest(256) if match.follows or length.left(seen) > 0 else ()
-            count = length.choose(match.match_len, len(rest), seen, self._extra) if rest else 0
+            gap = SYNC - 1 if self.overlap == "armed" and not arming.stays else 0.0
+            extra = partial(self._extra, gap=gap)
+            count = length.choose(match.match_len, len(rest), seen, extra) if rest else 0
             if self.overlap == "armed" and not arming.may_start(num_inflight if count else 0):
                 length.lose(SYNC - 1)
                 count = 0
@@ -109,19 +112,19 @@ class Replay:
                 right < count and rest[right : right + 1] == answer[seen + right : seen + right + 1]
             ):
                 right += 1
-            extra = self._extra(count)
             outcome = VerifyOutcome(count, count, right, None, is_finished=False)
-            length.observe(match.match_len, outcome, extra)
+            length.observe(match.match_len, outcome, extra(count))
             text.is_verified = True
             arming.observe(right, right + 1)
-            found.cost += 1 + extra + num_inflight
+            found.cost += self.cost(1 + count) + num_inflight
             num_inflight = 0
             found.drafts.append((count, right))
             seen += right + 1
         return found
 
-    def _extra(self, num_tokens: int) -> float:
-        return self.cost(1 + num_tokens) - 1
+    def _extra(self, num_tokens: int, gap: float) -> float:
+        """Of a draft: its pass, and that the step behind it waits where it would not else."""
+        return self.cost(1 + num_tokens) - 1 + gap
 
 
 def by_kind(

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_parse.core.copies import CHANCES, CopyLength, CopyStats
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
-from sglang_parse.core.policy.copies import CHANCES, CopyLength, CopyStats
-from sglang_parse.core.policy.texts import Budget, TextLength, TextSourceStats
+from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from support.own_answers import KINDS, own_answers
 from support.prompt_replay import (
     COSTS,
@@ -39,7 +40,9 @@ def replayed(device: str, **options: Any) -> dict[str, list[Replayed]]:
 
 
 def new_length(stats: CopyStats | None = None, max_loss: float = DEFAULTS.text_loss) -> CopyLength:
-    return CopyLength(stats or CopyStats(), Budget(DEFAULTS, max_loss, DEFAULTS.text_gain))
+    return CopyLength(
+        stats or CopyStats(), Budget(max_loss, DEFAULTS.text_loss_rate, DEFAULTS.text_gain)
+    )
 
 
 def outcome(num_drafted: int, num_accepted: int) -> VerifyOutcome:
@@ -68,8 +71,7 @@ def test_arming_drops_no_step_and_costs_little(device: str):
     assert dropped_per_draft(found["dropped"]) > 0.1
     for kind in found["off"]:
         off, armed, dropped = (speedup(found[name][kind]) for name in ("off", "armed", "dropped"))
-        assert off >= armed > dropped, kind
-        assert armed > 0.9 * off, kind
+        assert armed > max(0.93 * off, dropped), kind
 
 
 # -- the bound ----------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ def test_no_request_loses_more_than_its_budget(rounds: list):
 
 
 def test_texts_of_a_request_share_one_budget():
-    budget = Budget(DEFAULTS, 1.0, 8.0)
+    budget = Budget(1.0, 0.01, 8.0)
     copies = CopyLength(CopyStats(), budget)
     prediction = TextLength(TextSourceStats(DEFAULTS), budget)
     assert copies.choose(40, 99, 0, lambda _: 0.5) > 0
@@ -131,7 +133,7 @@ def test_texts_of_a_request_share_one_budget():
 def test_the_longer_the_match_the_longer_the_draft():
     lengths = [new_length().choose(n, 256, 1, lambda n: 0.1 + 0.004 * n) for n in (1, 4, 16, 64)]
     assert lengths == sorted(lengths)
-    assert lengths[0] <= 4
+    assert lengths[0] <= 6
     assert lengths[-1] >= 96
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.policy.drafting import Acceptance
@@ -45,26 +46,6 @@ class TextSourceStats:
             self.acceptance.observe(outcome, self.config.memory)
 
 
-class Budget:
-    """What one request's texts may lose, all together.
-
-    Args:
-        max_loss, max_gain: tokens that may be lost at first, and gained ones that may be lost
-            again.
-    """
-
-    def __init__(self, config: PolicyConfig, max_loss: float, max_gain: float) -> None:
-        self._rate, self._max_loss, self._max_gain = config.text_loss_rate, max_loss, max_gain
-        self._net_loss = 0.0
-
-    def left(self, num_written: int) -> float:
-        """Tokens that may still be lost, after so many output tokens."""
-        return self._max_loss + self._rate * num_written - self._net_loss
-
-    def lose(self, cost: float) -> None:
-        self._net_loss = max(-self._max_gain, self._net_loss + cost)
-
-
 class TextLength:
     """Chooses the lengths of one request's drafts from one text. A text that never fits costs a
     small part of the answer, whatever was learned from others; and one that fits drafts: each
@@ -82,9 +63,8 @@ class TextLength:
     """
 
     def __init__(self, source: TextSourceStats, budget: Budget) -> None:
-        self._source, self._config, self.net_loss = source, source.config, 0.0
-        self._budget = budget
-        self.longest = self._config.text_tokens
+        self._source, self._config, self._budget = source, source.config, budget
+        self.net_loss, self.longest = 0.0, self._config.text_tokens
         self._misses: dict[int, int] = {}  # in a row, by how well the place was known
         self._drafted: set[int] = set()
 
@@ -130,7 +110,7 @@ class TextLength:
 
     def lose(self, cost: float) -> None:
         """Records a cost without a draft; below 0, what a draft would have brought."""
-        self.net_loss += cost
+        self.net_loss = max(-self._budget.max_gain, self.net_loss + cost)
         self._budget.lose(cost)
 
     def watch(self, match_len: int, *, fits: bool) -> None:
@@ -145,7 +125,6 @@ class TextLength:
         self._drafted.add(min(match_len, KNOWN_WELL))
         self._source.observe(outcome)
         self.lose(cost - outcome.num_output)
-        if outcome.num_output == outcome.num_verified:
-            self.longest = max(self.longest, 4 * outcome.num_output)
-        else:
-            self.longest = max(self._config.text_tokens, self.longest // 2)
+        fits = outcome.num_output == outcome.num_verified
+        least, longest = self._config.text_tokens, self.longest
+        self.longest = max(longest, 4 * outcome.num_output) if fits else max(least, longest // 2)

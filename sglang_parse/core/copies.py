@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.phases import VerifyOutcome
-from sglang_parse.core.policy.texts import Budget, TextLength
+from sglang_parse.core.policy.texts import TextLength
 
 MATCHES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 97, 193)
 CHANCES = (0.22, 0.42, 0.53, 0.62, 0.69, 0.75, 0.81, 0.86, 0.90, 0.92, 0.94, 0.98, 0.985, 0.99)
