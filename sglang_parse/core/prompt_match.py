@@ -110,21 +110,17 @@ class PromptMatch:
             if not len(longer):
                 break
             places = longer[-MAX_PLACES:]
-        places = places[-FEW:]
+        behind, since = self._known or (0, self.num_seen + NEAR)  # then nothing is near
+        near = is_last[behind : max(0, behind + self.num_seen - since + NEAR)]
+        near = behind + 1 + np.flatnonzero(near)[:FEW]
+        places = np.concatenate((near, places[-FEW:]))
         lengths = _lengths(tokens, places)
         at = len(places) - 1 - int(np.argmax(lengths[::-1]))
-        place, length = int(places[at]), int(lengths[at])
-        if self._known is not None:
-            behind, since = self._known
-            near = is_last[behind : behind + self.num_seen - since + NEAR]
-            near_places = behind + 1 + np.flatnonzero(near)[:FEW]
-            if len(near_places):
-                near_lengths = _lengths(tokens, near_places)
-                at = int(np.argmax(near_lengths))
-                if near_lengths[at] + 1 >= length:
-                    self._enter(int(near_places[at]), int(near_lengths[at]) + 1, is_near=True)
-                    return
-        self._enter(place, length, is_near=False)
+        if len(near):
+            first = int(np.argmax(lengths[: len(near)]))
+            if lengths[first] + 1 >= lengths[at]:
+                return self._enter(int(places[first]), int(lengths[first]) + 1, is_near=True)
+        return self._enter(int(places[at]), int(lengths[at]), is_near=False)
 
 
 def _lengths(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:

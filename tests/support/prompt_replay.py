@@ -13,6 +13,8 @@ import math
 import pickle
 import random
 import sys
+import timeit
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,10 +148,31 @@ def dropped_per_draft(found: Mapping[str, Sequence[Replayed]]) -> float:
     return sum(one.num_dropped for one in all_of) / max(1, sum(len(one.drafts) for one in all_of))
 
 
+def print_times(answers: Sequence[Mapping[str, Any]], num_tokens: int = 100_000) -> None:
+    """Of a prompt of so many tokens, and of look-ups in it: the fastest of 15 each."""
+
+    def fastest_us(call: Callable[[], Any]) -> float:
+        return 1e6 * min(timeit.repeat(call, number=1, repeat=15))
+
+    texts = [token for one in answers for token in (*one["prompt"], *one["answer"])]
+    prompt, times = array("q", texts[:num_tokens]), list[float]()
+    match = PromptMatch(prompt)
+    for token in answers[-1]["answer"]:
+        match.follow([token])
+        if not match.follows:
+            times.append(fastest_us(match._look_up))
+    times.sort()
+    print(
+        f"{len(prompt)} tokens: built in {fastest_us(lambda: PromptMatch(prompt)):.0f} us", end=", "
+    )
+    print(f"look-ups {sum(times) / len(times):.0f} us in the mean, {times[-1]:.0f} at most")
+
+
 def main(path: Path) -> None:
     raw = path.read_bytes()
     answers = pickle.loads(raw) if path.suffix == ".pkl" else json.loads(raw)
     kinds = sorted({one["kind"] for one in answers})
+    print_times(answers)
     print(f"{'':22s}", " ".join(f"{kind[:7]:>7s}" for kind in kinds), " mean  worst 1 %, worst")
     for name, match in (("", PromptMatch), (" failing", FailingMatch)):
         for device, cost in COSTS.items():
