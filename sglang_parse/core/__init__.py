@@ -23,6 +23,10 @@
     request_telemetry  what is told about one request
     request_text   a text that drafts for one request
     text_match     place of an answer in a text that may draft it
+    prompt_match   place that an answer copies from, in its prompt and output
+    copies         length of drafts that copy from there
+    loss           what drafts of texts may lose
+    arming         when a draft starts beside a decode step in flight
     answers        earlier answers by the end of a prompt or an answer
     kv_demand      actions and KV slots of the running requests in the next iteration
     json_file      files that other programs have written

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.phases import MODEL, PREDICTION, Phase, RequestPolicy
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
@@ -153,7 +154,8 @@ def test_few_places_of_a_frequent_token_are_looked_at():
 def new_length(
     shared: TextSourceStats | None = None, max_loss: float = DEFAULTS.text_loss
 ) -> TextLength:
-    return TextLength(shared or TextSourceStats(DEFAULTS), max_loss, DEFAULTS.text_gain)
+    budget = Budget(max_loss, DEFAULTS.text_loss_rate, DEFAULTS.text_gain)
+    return TextLength(shared or TextSourceStats(DEFAULTS), budget)
 
 
 def accepted(num_drafted: int, num_accepted: int) -> Round:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.policy.drafting import Acceptance
 from sglang_parse.core.round import Round
@@ -54,18 +55,16 @@ class TextLength:
 
     Args:
         source: what the server knows about such texts.
-        max_loss, max_gain: tokens that may be lost at first, and gained ones that may be lost
-            again.
+        budget: of the request, for all of its texts.
 
     Attributes:
         longest: most tokens of the next draft: four times the last one's if all of it fitted.
         net_loss: costs of verify passes less output draft tokens.
     """
 
-    def __init__(self, source: TextSourceStats, max_loss: float, max_gain: float) -> None:
-        self._source, self._config, self.net_loss = source, source.config, 0.0
-        self._max_loss, self._max_gain = max_loss, max_gain
-        self.longest = self._config.text_tokens
+    def __init__(self, source: TextSourceStats, budget: Budget) -> None:
+        self._source, self._config, self._budget = source, source.config, budget
+        self.net_loss, self.longest = 0.0, self._config.text_tokens
         self._misses: dict[int, int] = {}  # in a row, by how well the place was known
         self._drafted: set[int] = set()
 
@@ -107,11 +106,12 @@ class TextLength:
 
     def left(self, num_written: int) -> float:
         """Tokens that the request may still lose."""
-        return self._max_loss + self._config.text_loss_rate * num_written - self.net_loss
+        return self._budget.left(num_written)
 
     def lose(self, cost: float) -> None:
         """Records a cost without a draft; below 0, what a draft would have brought."""
-        self.net_loss = max(-self._max_gain, self.net_loss + cost)
+        self.net_loss = max(-self._budget.max_gain, self.net_loss + cost)
+        self._budget.lose(cost)
 
     def watch(self, match_len: int, *, fits: bool) -> None:
         """Records whether the text's next token was output, drafted or not."""
@@ -125,7 +125,6 @@ class TextLength:
         self._drafted.add(min(match_len, KNOWN_WELL))
         self._source.observe(one)
         self.lose(cost - one.num_output)
-        if one.num_output == one.num_verified:
-            self.longest = max(self.longest, 4 * one.num_output)
-        else:
-            self.longest = max(self._config.text_tokens, self.longest // 2)
+        fits = one.num_output == one.num_verified
+        least, longest = self._config.text_tokens, self.longest
+        self.longest = max(longest, 4 * one.num_output) if fits else max(least, longest // 2)

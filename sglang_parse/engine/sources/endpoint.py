@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from sglang_parse.core.counters import Counters
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.phases import ENDPOINT, Phase
 from sglang_parse.core.policy.texts import TextLength
 from sglang_parse.core.request_text import RequestText
@@ -65,7 +66,8 @@ class EndpointSource(TextSource):
         self._reported: set[str] = set()
 
     def new_text(self, *, is_complete: bool = True) -> RequestText:
-        length = TextLength(self._stats, MAX_LOSS, MAX_GAIN)
+        budget = Budget(MAX_LOSS, self._stats.config.text_loss_rate, MAX_GAIN)
+        length = TextLength(self._stats, budget)
         return RequestText(TextMatch(), length, is_complete=is_complete)
 
     def begin(self, req: Req) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from sglang_parse.core.request_text import RequestText
@@ -64,7 +65,8 @@ class TextSource(Source):
             is_complete: no tokens will arrive.
         """
         config = self._controller.config
-        length = TextLength(self._stats, config.text_loss, config.text_gain)
+        budget = Budget(config.text_loss, config.text_loss_rate, config.text_gain)
+        length = TextLength(self._stats, budget)
         return RequestText(TextMatch(), length, is_complete=is_complete)
 
     def serves(self, req: Req) -> bool:

@@ -81,6 +81,11 @@ def register() -> None:
             HookType.BEFORE,
         ),
         (
+            "sglang_parse.engine.commit.Committer._accept",
+            probe.count_dropped,
+            HookType.AFTER,
+        ),
+        (
             f"{drafting}.token_by_token.TokenChunk.last_tokens",
             probe.count_async_chunk,
             HookType.BEFORE,
@@ -138,7 +143,7 @@ class Probe:
         self.seen: Counter[str] = Counter()
         """Forwards seen at the place of each fault, by the fault's id."""
         self.num_launched = self.num_processed = 0
-        self.num_late = self.num_async_decodes = self.num_async_chunks = 0
+        self.num_late = self.num_async_decodes = self.num_async_chunks = self.num_dropped = 0
         self.custom_masks: Counter[str] = Counter()
         self.forwards: Counter[str] = Counter()
         """By place, and whether a CUDA graph was replayed: "draft-chunk graph"."""
@@ -171,6 +176,11 @@ class Probe:
     def count_async_chunk(self, *_: Any) -> None:
         self.num_async_chunks += 1
 
+    def count_dropped(self, accepted: Any, _: Any, req: Any, result: Any) -> Any:
+        is_decode = not result.is_round and not result.is_chain and not req.parse_state.fault
+        self.num_dropped += is_decode and not accepted.tokens
+        return accepted
+
     def add_state(self, result: Any, scheduler: Any, *_: Any) -> Any:
         result.internal_state["probe"] = {
             "tree": self._tree(scheduler),
@@ -181,6 +191,7 @@ class Probe:
                 "processed_late": self.num_late,  # when the next one had been launched
                 "async_decodes": self.num_async_decodes,  # launched before the last token came
                 "async_chunks": self.num_async_chunks,
+                "dropped": self.num_dropped,  # decode steps in flight when a draft started
             },
             "forwards": dict(self.forwards),
             "custom_masks": dict(self.custom_masks),
