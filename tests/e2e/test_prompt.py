@@ -123,7 +123,7 @@ def test_a_prediction_that_fits_drafts_first(copying: Client, prompts: list, exp
 def test_steps_in_flight_are_not_dropped(ahead: Client, prompts: list, expected: list):
     """Under the overlap schedule a draft waits for the step in flight: at most one in ten is
     dropped."""
-    before = ahead.look()["dropped_steps"]
+    before = ahead.look()["overlap"]["dropped"]
     answers = [
         *ahead.generate_all(prompts, 8, **LIMIT),
         *ahead.generate_all(prompts[:2], 1, **LIMIT),
