@@ -140,6 +140,9 @@ class ParseConfig(BaseModel):
     overlap: Literal["auto", "on", "off"] = "auto"
     """Overlap schedule: process an iteration's results while the next one runs. 'auto' enables it
     on a GPU unless --disable-overlap-schedule is set."""
+    prompt_drafts: Literal["on", "off"] = "on"
+    """Whether drafts copy from the prompt and the output so far, where the newest tokens stand in
+    them. They are compared with the target's choices token by token, whatever the judge is."""
     draft_url: str = Field("", json_schema_extra={"metavar": "URL"})
     """Another server that writes drafts, with any model: its OpenAI API, http://host:port. It gets
     the requests' prompts and answers."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sglang_parse.core.arming import Arming
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.markdown import CodeBlocks
 from sglang_parse.core.request_telemetry import RequestTelemetry
 from sglang_parse.core.request_text import RequestText
@@ -22,7 +24,9 @@ class Notes:
             (``engine.judge``).
         code: whether its output is in a block of code, as far as a strict class asked
             (``core.strict``).
-        texts: by source, a text that drafts for it (``engine.sources``).
+        texts: by source, a text that drafts for it (``engine.sources``); ``budget``: what they may
+            lose together, None before the first.
+        arming: whether decode steps wait for one another, for the sake of a text's drafts.
         telemetry: what is told about it.
     """
 
@@ -33,6 +37,8 @@ class Notes:
     num_scanned: int = 0
     code: CodeBlocks = field(default_factory=CodeBlocks)
     texts: dict[str, RequestText] = field(default_factory=dict)
+    budget: Budget | None = None
+    arming: Arming = field(default_factory=Arming)
     telemetry: RequestTelemetry = field(default_factory=RequestTelemetry)
 
     def restart(self, num_lost: int, num_output: int) -> None:
@@ -40,7 +46,7 @@ class Notes:
         tokens."""
         self.telemetry.take_back(num_lost, num_output)
         self.eagle = self.telemetry.last_decode_at = None
-        self.num_scanned, self.code = 0, CodeBlocks()
+        self.num_scanned, self.code, self.arming = 0, CodeBlocks(), Arming()
         for text in self.texts.values():
             text.match.reset()
 

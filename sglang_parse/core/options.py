@@ -48,6 +48,8 @@ class RequestOptions(BaseModel):
     draft: str = ""
     """A text that the answer may equal, or equal in parts: a draft to be verified, instead of the
     draft model's. The OpenAI API's ``prediction`` is the same."""
+    prompt_drafts: Literal["on", "off"] = "on"
+    """Whether drafts copy from the prompt and the output so far, as --parse-prompt-drafts says."""
     drafting: Literal["auto", "always"] = "auto"
     """When to draft. 'auto': as --parse-drafting says. 'always': also while drafting is suspended,
     then up to 16 tokens at a time unless --parse-draft-tokens is set; texts whatever that costs."""
@@ -87,6 +89,7 @@ class RequestOptions(BaseModel):
             "enabled": config.default == "on",
             "threshold": config.accept_threshold,
             "strict": config.strict_classes,
+            "prompt_drafts": config.prompt_drafts,
         }
         try:
             read = cls.model_validate({**server, **options})

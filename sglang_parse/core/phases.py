@@ -110,9 +110,11 @@ class DraftPlan:
 
 
 MODEL, PREDICTION, ANSWERS, ENDPOINT = "model", "prediction", "answers", "endpoint"
+PROMPT = "prompt"
 EAGLE3, GRAMMAR, GIVEN = "eagle3", "grammar", "draft_token_ids"
 """Sources of drafts: the draft model, the request's predicted output, earlier answers, another
-server, the target's EAGLE-3 head, text that a grammar forces, the tokens that a request gave."""
+server, its prompt and output so far, the target's EAGLE-3 head, text that a grammar forces, the
+tokens that a request gave."""
 
 
 @dataclass(slots=True)
@@ -229,8 +231,8 @@ class TraceRecord(TypedDict):
 
     Attributes:
         output_start: number of output tokens before the draft.
-        source: where the draft comes from: "model", "prediction", "answers", "endpoint", "eagle3",
-            "grammar" or "draft_token_ids".
+        source: where the draft comes from: "model", "prediction", "answers", "endpoint", "prompt",
+            "eagle3", "grammar" or "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
         finished: the draft model ended the answer; the last question is about the complete answer.

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sglang_parse.core.text_match import TextMatch
+
 MAX_MATCH = 64
 """Newest tokens that are looked up."""
 KNOWN = 4
@@ -23,8 +25,8 @@ FEW = 64
 """Places whose matches are measured together, the latest ones of the longest."""
 
 
-class PromptMatch:
-    """Prompt and output so far of one request, followed by its answer.
+class PromptMatch(TextMatch):
+    """Prompt and output so far of one request, followed by its answer; it takes no other tokens.
 
     >>> text = PromptMatch([1, 2, 3, 4, 5, 9, 4])
     >>> text.follow([5])  # after 4: the prompt has both
@@ -74,7 +76,7 @@ class PromptMatch:
             if self._place is None:
                 continue
             if self._tokens[self._place] == token:
-                self._enter(self._place + 1, self.match_len + 1, is_near=self._is_near)
+                self._enter_at(self._place + 1, self.match_len + 1, is_near=self._is_near)
             else:
                 self._place, self.match_len = None, 0
 
@@ -89,7 +91,7 @@ class PromptMatch:
     def follow_draft(self) -> None:
         """A whole draft was accepted: its length counts, as each of its tokens does."""
 
-    def _enter(self, place: int, length: int, *, is_near: bool) -> None:
+    def _enter_at(self, place: int, length: int, *, is_near: bool) -> None:
         self._place, self.match_len, self._is_near = place, length, is_near
         if length >= KNOWN or (is_near and length > 2):
             self._known = place, self.num_seen
@@ -119,8 +121,8 @@ class PromptMatch:
         if len(near):
             first = int(np.argmax(lengths[: len(near)]))
             if lengths[first] + 1 >= lengths[at]:
-                return self._enter(int(places[first]), int(lengths[first]) + 1, is_near=True)
-        return self._enter(int(places[at]), int(lengths[at]), is_near=False)
+                return self._enter_at(int(places[first]), int(lengths[first]) + 1, is_near=True)
+        return self._enter_at(int(places[at]), int(lengths[at]), is_near=False)
 
 
 def _lengths(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:

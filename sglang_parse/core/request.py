@@ -275,10 +275,12 @@ class RequestState:
         elif one.draft.source == EAGLE3:
             self.num_decoded += len(one.tokens)
         self.notes.telemetry.count_round(one)
+        self.notes.arming.observe(one.num_output, len(one.tokens))
 
     def count_decode(self, num_tokens: int) -> None:
         self.num_decoded += num_tokens
         self.notes.telemetry.count_decode(num_tokens)
+        self.notes.arming.observe(0, num_tokens)
 
     def start_draft(self, plan: DraftPlan) -> None:
         self.phase, self.plan = Phase.DRAFTING, plan

@@ -41,6 +41,7 @@ from sglang_parse.engine.sources.endpoint_client import EndpointClient
 from sglang_parse.engine.sources.forced import ForcedSource
 from sglang_parse.engine.sources.incoming import IncomingTexts, TextEncoder
 from sglang_parse.engine.sources.prediction import PredictionSource
+from sglang_parse.engine.sources.prompt import PromptSource
 from sglang_parse.engine.sources.source import Source
 from sglang_parse.engine.sources.text import TextParts
 from sglang_parse.engine.target import TargetModel
@@ -152,6 +153,7 @@ def build_sources(
             codec = encoder.decode, encoder.encode_after
             client = EndpointClient(config.draft_url, *codec, config.draft_timeout)
         sources.append(EndpointSource(client, config.draft_timeout, counters, parts))
+    sources.append(PromptSource(parts))
     if drafter is not None:
         sources.append(DraftModelSource(controller))
     sources.append(ForcedSource(config, controller))

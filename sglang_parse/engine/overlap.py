@@ -152,6 +152,7 @@ def can_launch_before_sync(step: Step, reqs: Sequence[Req]) -> bool:
     return all(
         id(req) in decoding
         and req.parse_state.policy.allow_async_decode
+        and not req.parse_state.notes.arming.waits
         and not req.parse_state.policy.uses_eagle
         and req.parse_state.target_decodes
         for req in reqs

@@ -141,8 +141,9 @@ def validate_server_args(server_args: Any) -> None:
     check_judge(server_args, config, target)
     if draft is None:
         others = " and of the EAGLE-3 head" if has_head else " only"
-        text = "PARSE: no draft model (%s): drafts are texts%s. What can draft %s"
-        logger.info(text, DRAFT, others, usual_drafts(target))
+        text = "PARSE: no draft model (%s): drafts are texts%s%s. What can draft %s"
+        copies = " and copies of the prompt" if config.prompt_drafts == "on" else ""
+        logger.info(text, DRAFT, copies, others, usual_drafts(target))
     server_args.disable_overlap_schedule = not overlaps(server_args, config)
     # The most rows of a draft forward: last committed token, draft and masks.
     lookahead = max(kind.lookahead_rows for kind in block.kinds)

@@ -11,7 +11,16 @@ from typing import Any
 
 from sglang_parse.core.block import Masks
 from sglang_parse.core.counters import request_counts, source_counts
-from sglang_parse.core.phases import ANSWERS, EAGLE3, ENDPOINT, GIVEN, GRAMMAR, MODEL, PREDICTION
+from sglang_parse.core.phases import (
+    ANSWERS,
+    EAGLE3,
+    ENDPOINT,
+    GIVEN,
+    GRAMMAR,
+    MODEL,
+    PREDICTION,
+    PROMPT,
+)
 from sglang_parse.core.strict import CLASSES
 
 
@@ -36,7 +45,7 @@ class Metric:
 
 
 PREFIX = "sglang:parse_"
-TEXT_SOURCES = (PREDICTION, ANSWERS, ENDPOINT)
+TEXT_SOURCES = (PREDICTION, ANSWERS, ENDPOINT, PROMPT)
 SOURCES = (MODEL, *TEXT_SOURCES, EAGLE3, GRAMMAR, GIVEN)
 TENTHS = tuple(i / 10 for i in range(1, 10))
 METRICS = (
@@ -229,8 +238,8 @@ META_INFO = {
     "a draft",
     "plan": "the plan of its last round: maximum `draft_tokens`, `max_prefixes` and `draft_chunk`, "
     "and the last measured `speedup`, null before the first; absent without a draft",
-    "sources": "by source of drafts (`model`, `prediction`, `answers`, `endpoint`, `eagle3`, "
-    "`grammar`, `draft_token_ids`): "
+    "sources": "by source of drafts (`model`, `prediction`, `answers`, `endpoint`, `prompt`, "
+    "`eagle3`, `grammar`, `draft_token_ids`): "
     "`rounds`, `drafted_tokens`, `accepted_tokens`, `matched_tokens`, `verify_ms` and `wait_ms` of "
     "its drafts",
     "prediction": "only with a prediction: how many of its tokens are in the answer "

@@ -206,7 +206,10 @@ def test_the_usual_drafts_of_a_target(
     monkeypatch.setattr(checks.logger, "info", lambda text, *words: shown.append(text % words))
     target = pair[0] if family == "qwen3" else TINY[family].pair(tmp_path)[0]
     launch((target, None), "--parse-verification", "token", ask=False)
-    assert any(line.endswith(f"drafts are texts only. What can draft {usual}") for line in shown)
+    assert any(
+        line.endswith(f"drafts are texts and copies of the prompt only. What can draft {usual}")
+        for line in shown
+    )
     message = rf"tokens is 4. Fix.*give a draft model with --spec.*\({re.escape(usual)}\)"
     flags = ("--parse-verification", "token", "--parse-draft-parallel-tokens", "4")
     with pytest.raises(Exception, match=message):

@@ -13,6 +13,7 @@ from sglang_parse.client.demo_pair import DEMO_PAIR
 from support.client import DRAFTS, EXACT, Client, ids_of, parse_info, random_prompts
 from support.families import TINY, cpu_kernels
 from support.servers import (
+    COPIES,
     PARSE,
     QUESTION,
     SEED,
@@ -70,7 +71,7 @@ def client(
         if name in FAMILIES:
             stack.enter_context(plugin("given_dtype"))
             stack.enter_context(cpu_kernels(FAMILIES[name]))
-        flags = (*flags_of(name), *SEED)
+        flags = (*flags_of(name), *COPIES, *SEED)
         started = served(start_server, f"defaults-{name}", *flags, common=UNLIMITED, **EXACT_STATES)
         for one in started:
             yield name, one

@@ -103,7 +103,9 @@ class Replay:
                 count = 0
             if not count:
                 # What is in flight was planned before; what is now, waits or does not.
-                found.cost += 1.0 if self.overlap == "off" or num_inflight else SYNC
+                waited = self.overlap != "off" and not num_inflight
+                found.cost += SYNC if waited else 1.0
+                length.lose((SYNC - 1) * (waited and arming.stays))
                 num_inflight = int(self.overlap != "off" and not arming.waits)
                 seen += 1
                 arming.observe(0, 1)

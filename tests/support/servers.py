@@ -86,7 +86,10 @@ UNLIMITED = tuple(
     if flag not in ("--max-running-requests", str(MAX_RUNNING_REQUESTS))
 )
 """What a user must give on a CPU, and a small KV pool: servers under test share the memory."""
-PARSE = ("--speculative-algorithm", "PARSE")
+COPIES = ("--parse-prompt-drafts", "on")
+"""As by default."""
+PARSE = ("--speculative-algorithm", "PARSE", "--parse-prompt-drafts", "off")
+"""Most tests count what one source drafts; COPIES behind it is a server as users start it."""
 QUESTION = ("--parse-question", str(DEMO / "question.json"))
 THINKING_QUESTION = Path(__file__).resolve().parent / "thinking_question.json"
 """The same, and two added tokens of the pair as if they were those around a think block."""

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from sglang_parse.core.copies import CHANCES, CopyLength, CopyStats
 from sglang_parse.core.loss import Budget
-from sglang_parse.core.phases import VerifyOutcome
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
+from sglang_parse.core.round import Round
 from support.own_answers import KINDS, own_answers
 from support.prompt_replay import (
     COSTS,
@@ -24,6 +24,7 @@ from support.prompt_replay import (
     dropped_per_draft,
     speedup,
 )
+from support.rounds import round_of
 
 pytestmark = pytest.mark.unit
 
@@ -45,8 +46,8 @@ def new_length(stats: CopyStats | None = None, max_loss: float = DEFAULTS.text_l
     )
 
 
-def outcome(num_drafted: int, num_accepted: int) -> VerifyOutcome:
-    return VerifyOutcome(num_drafted, num_drafted, num_accepted, None, is_finished=False)
+def outcome(num_drafted: int, num_accepted: int) -> Round:
+    return round_of(num_drafted, num_drafted, num_accepted)
 
 
 # -- answers that copy, and others ------------------------------------------------------------

@@ -8,6 +8,7 @@ Modules, callers first:
     chain             the sources of one server, in order
     draft_model       the draft model as a source
     prediction        drafts from predicted outputs
+    prompt            drafts that copy from the prompt and the output so far
     endpoint          drafts of another server
     endpoint_client   asks that server
     answers           drafts from earlier answers

@@ -34,7 +34,7 @@ class AnswerSource(TextSource):
 
     def begin(self, req: Req) -> None:
         if self.name in req.parse_incoming:
-            req.parse_state.notes.texts[self.name] = self.new_text()
+            req.parse_state.notes.texts[self.name] = self.new_text(req)
 
     def start(self, req: Req) -> str:
         state = req.parse_state

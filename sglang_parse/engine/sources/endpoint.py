@@ -65,14 +65,15 @@ class EndpointSource(TextSource):
         self._pause = self._num_faults = self._num_late = 0
         self._reported: set[str] = set()
 
-    def new_text(self, *, is_complete: bool = True) -> RequestText:
+    def new_text(self, req: Req, *, is_complete: bool = True) -> RequestText:
+        del req  # each question costs a wait, which other texts need not pay for
         budget = Budget(MAX_LOSS, self._stats.config.text_loss_rate, MAX_GAIN)
         length = TextLength(self._stats, budget)
         return RequestText(TextMatch(), length, is_complete=is_complete)
 
     def begin(self, req: Req) -> None:
         if not req.parse_policy.is_plain:
-            req.parse_state.notes.texts[self.name] = self.new_text()
+            req.parse_state.notes.texts[self.name] = self.new_text(req)
 
     def start(self, req: Req) -> str:
         if reason := self.follow(req):

@@ -5,7 +5,7 @@ They need no forward of a draft model: a draft starts with the verify pass in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,7 @@ from sglang_parse.core.policy.texts import TextLength, TextSourceStats
 from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.round import Round
 from sglang_parse.core.segment import Segmenter
+from sglang_parse.core.stage import Stage
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.requests import stop_id_of, tokens_left
@@ -25,7 +26,7 @@ from sglang_parse.engine.sources.source import News, Source
 
 SEARCH_MS_PER_TOKEN = 4e-6
 """Time to look for an answer's place, per token of the text: a constant, because the ranks' clocks
-differ."""
+differ. A prompt, which has no index, takes a quarter of it."""
 MAX_PREFIXES = 4
 """Prefixes that a pass verifies by questions: where a text stops to fit is not known."""
 
@@ -50,7 +51,14 @@ class TextParts:
 
 
 class TextSource(Source):
-    """Drafts from the texts of one kind, ``name`` among ``Notes.texts``."""
+    """Drafts from the texts of one kind, ``name`` among ``Notes.texts``.
+
+    Attributes:
+        is_exact: its drafts are compared with the target's choices, whatever the judge is.
+        search_ms: see ``SEARCH_MS_PER_TOKEN``.
+    """
+
+    is_exact, search_ms = False, SEARCH_MS_PER_TOKEN
 
     def __init__(self, name: str, parts: TextParts) -> None:
         self.name, self._config, self._controller = name, parts.config, parts.controller
@@ -58,16 +66,21 @@ class TextSource(Source):
         self._max_prefixes = min(MAX_PREFIXES, parts.config.max_prefixes)
         self._stats = TextSourceStats(parts.controller.config)
 
-    def new_text(self, *, is_complete: bool = True) -> RequestText:
-        """A text of a request, without tokens.
+    def new_text(self, req: Req, *, is_complete: bool = True) -> RequestText:
+        """A text of the request, without tokens.
 
         Args:
             is_complete: no tokens will arrive.
         """
-        config = self._controller.config
-        budget = Budget(config.text_loss, config.text_loss_rate, config.text_gain)
-        length = TextLength(self._stats, budget)
+        length = TextLength(self._stats, self._budget_of(req))
         return RequestText(TextMatch(), length, is_complete=is_complete)
+
+    def _budget_of(self, req: Req) -> Budget:
+        """What all texts of the request may lose."""
+        notes, config = req.parse_state.notes, self._controller.config
+        if notes.budget is None:
+            notes.budget = Budget(config.text_loss, config.text_loss_rate, config.text_gain)
+        return notes.budget
 
     def serves(self, req: Req) -> bool:
         return self.name in req.parse_state.notes.texts
@@ -91,10 +104,12 @@ class TextSource(Source):
         rest = self._rest(text, limit) if limit > 1 else ()
         cost = partial(self._cost, always=state.policy.always_drafts)
         ends = self._ends(text, rest, limit)
-        rival = self._rival(req)
-        length = text.length.choose(match.match_len, len(rest), num_output, cost, ends, rival)
+        length = self._choose(req, text, len(rest), cost, ends)
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
+        if not state.notes.arming.may_start(state.num_inflight):
+            text.length.lose(self._controller.steps_in(self._controller.ms(Stage.SCHEDULER)))
+            return f"{self.name}: the step in flight ends first"
         draft_ids = [*rest[:length]]
         if self._ends_answer(text, length, len(rest), limit) and (stop := stop_id_of(req)):
             draft_ids.append(stop)
@@ -102,20 +117,32 @@ class TextSource(Source):
         if not draft_ids:
             return f"the request's grammar refuses the {self.name}"
         text.cost = cost(length)
-        state.give_draft(draft_ids, self._max_prefixes, self.name)
+        state.give_draft(draft_ids, self._max_prefixes, self.name, is_exact=self.is_exact)
         return ""
+
+    def _choose(
+        self,
+        req: Req,
+        text: RequestText,
+        limit: int,
+        cost: Callable[[int], float],
+        ends: Sequence[int],
+    ) -> int:
+        """See ``TextLength.choose``."""
+        match_len, num_output = text.match.match_len, len(req.parse_state.output_ids)
+        return text.length.choose(match_len, limit, num_output, cost, ends, self._rival(req))
 
     def _rest(self, text: RequestText, limit: int) -> Sequence[int]:
         """The text's next tokens; charges what looking for the answer's place has cost all."""
         before = text.match.num_searched
         rest = text.match.rest(limit)
         num_searched = text.match.num_searched - before
-        text.length.lose(self._controller.tokens_in(SEARCH_MS_PER_TOKEN * num_searched))
+        text.length.lose(self._controller.tokens_in(self.search_ms * num_searched))
         return rest
 
     def _ends(self, text: RequestText, rest: Sequence[int], limit: int) -> Sequence[int]:
         """Where segments end in the part of ``rest`` that the next draft may have."""
-        if self._segments is None:
+        if self._segments is None or self.is_exact:
             return ()
         near = rest[: 2 * text.length.longest]
         ends = self._segments.ends(near)
@@ -152,7 +179,8 @@ class TextSource(Source):
         return self._config.is_semantic and is_end
 
     def _cost(self, num_tokens: int, *, always: bool) -> float:
-        rows = 1 + num_tokens + self._max_prefixes * self._question_rows
+        questions = 0 if self.is_exact else self._max_prefixes * self._question_rows
+        rows = 1 + num_tokens + questions
         return self._controller.extra_cost(rows, always=always)
 
     def _rival(self, req: Req) -> float:

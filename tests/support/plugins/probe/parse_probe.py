@@ -81,7 +81,7 @@ def register() -> None:
             HookType.BEFORE,
         ),
         (
-            "sglang_parse.engine.commit.Committer._accept",
+            "sglang_parse.engine.commit.Committer._accept_step",
             probe.count_dropped,
             HookType.AFTER,
         ),
@@ -176,10 +176,9 @@ class Probe:
     def count_async_chunk(self, *_: Any) -> None:
         self.num_async_chunks += 1
 
-    def count_dropped(self, accepted: Any, _: Any, req: Any, result: Any) -> Any:
-        is_decode = not result.is_round and not result.is_chain and not req.parse_state.fault
-        self.num_dropped += is_decode and not accepted.tokens
-        return accepted
+    def count_dropped(self, one: Any, *_: Any) -> Any:
+        self.num_dropped += not one.tokens
+        return one
 
     def add_state(self, result: Any, scheduler: Any, *_: Any) -> Any:
         result.internal_state["probe"] = {

@@ -1,0 +1,63 @@
+"""Drafts that copy from the prompt, and from the output so far.
+
+Code edits, tool calls, extraction and summaries copy from their prompt, and no client has to send
+anything. The drafts are exact under every judge: the prompt has the text before the edit, or a
+passage that somebody else wrote, and a lenient verdict at the place of a change would undo it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sglang_parse.core.copies import CopyLength, CopyStats
+from sglang_parse.core.options import RequestOptions
+from sglang_parse.core.phases import PROMPT
+from sglang_parse.core.prompt_match import KNOWN, PromptMatch
+from sglang_parse.core.request_text import RequestText
+from sglang_parse.engine.sglang_types import Req
+from sglang_parse.engine.sources.source import Source
+from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextParts, TextSource
+
+
+class PromptSource(TextSource):
+    """Drafts what follows the newest tokens in prompt and output so far."""
+
+    is_exact, search_ms = True, SEARCH_MS_PER_TOKEN / 4
+    rank = Source.rank  # behind texts that somebody gave and that fit
+
+    def __init__(self, parts: TextParts) -> None:
+        super().__init__(PROMPT, parts)
+        self._copies = CopyStats()
+
+    def receive(self, req: Req, options: RequestOptions) -> None:
+        is_on = self._config.prompt_drafts == options.prompt_drafts == "on"
+        if is_on and not req.parse_policy.is_plain:
+            req.parse_incoming[self.name] = True
+
+    def serves(self, req: Req) -> bool:
+        return self.name in req.parse_incoming
+
+    def start(self, req: Req) -> str:
+        texts = req.parse_state.notes.texts
+        if self.name not in texts:  # here, not for requests that never draft
+            match = PromptMatch(req.origin_input_ids)
+            texts[self.name] = RequestText(match, CopyLength(self._copies, self._budget_of(req)))
+        return super().start(req)
+
+    def retract(self, req: Req) -> None:
+        req.parse_state.notes.texts.pop(self.name, None)
+
+    def _choose(
+        self,
+        req: Req,
+        text: RequestText,
+        limit: int,
+        cost: Callable[[int], float],
+        ends: Sequence[int],
+    ) -> int:
+        """Where nothing is timed, or drafts are asked for: by constants, alike in every run."""
+        if self._controller.is_adaptive and not req.parse_state.policy.always_drafts:
+            return super()._choose(req, text, limit, cost, ends)
+        match_len = text.match.match_len
+        longest = max(self._controller.config.text_tokens, 2 * match_len)
+        return min(limit, longest) if match_len >= KNOWN else 0
