@@ -26,7 +26,8 @@ MAX_RUNNING_REQUESTS = 48
 pool of states."""
 _PAGED, _ON_BLACKWELL = "trtllm_mha", "triton"
 """The attention backend that SGLang chooses there for its own algorithms, which has no pages of one
-token; what it chooses without one."""
+token; what it chooses without one, but for some classes, which do not run on it."""
+_NOT_ON_TRITON = {"Lfm2ForCausalLM", "Lfm2MoeForCausalLM"}
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "page_size": (None, 1),
     "mamba_radix_cache_strategy": ("auto", "no_buffer"),
@@ -69,7 +70,8 @@ def resolve_states(server_args: Any, target: Any) -> None:
     settings: dict[str, Any] = {"disable_overlap_schedule": True}
     if args.max_running_requests is None:
         settings["max_running_requests"] = MAX_RUNNING_REQUESTS
-    if get_platform().is_blackwell and is_attention_backend_not_set(args):
+    runs_on_triton = _NOT_ON_TRITON.isdisjoint(target.hf_config.architectures)
+    if get_platform().is_blackwell and runs_on_triton and is_attention_backend_not_set(args):
         settings |= {"attention_backend": _ON_BLACKWELL, "page_size": 1}
     if not args.disable_radix_cache:
         settings["mamba_radix_cache_strategy"] = "no_buffer"
@@ -87,5 +89,5 @@ def check_states(args: Any, target: Any) -> None:
     for name, values in _ALLOWED.items():
         value = getattr(args, name)
         require(value in values, flag_of(name), value, "leave it out", why=why)
-    fix = f"use {_ON_BLACKWELL}: it has pages of one token"
+    fix = "leave it out, or use a backend that has pages of one token"
     require(_PAGED not in attention_backends_of(args), OF_TARGET, _PAGED, fix, why=why)
