@@ -13,12 +13,15 @@ from typing import Any
 
 PLAIN, DRAFT, PARSE, PARSE_ONE = "plain", "draft", "parse", "parse-one"
 STANDALONE, EAGLE3, PARSE_EAGLE3 = "standalone", "eagle3", "parse-eagle3"
+DFLASH, NGRAM = "dflash", "ngram"
 PARSE_HEAD, PARSE_QUESTION = "parse-head", "parse-question"
 PARSE_LIKELIHOOD, PARSE_TOKEN = "parse-likelihood", "parse-token"
 TITLES = {
     PLAIN: "plain target",
     STANDALONE: "STANDALONE",
     EAGLE3: "EAGLE3",
+    DFLASH: "DFLASH",
+    NGRAM: "NGRAM",
     PARSE_ONE: "PARSE, draft token by token",
     PARSE_TOKEN: "PARSE, token mode",
     PARSE: "PARSE",
@@ -32,7 +35,9 @@ TITLES = {
 OTHER_JUDGES = (PARSE_HEAD, PARSE_QUESTION, PARSE_LIKELIHOOD)
 """Servers that are compared only if they are named: ``PARSE`` has the best judge there is."""
 WITH_PARSE = (PARSE, PARSE_ONE, PARSE_TOKEN, PARSE_EAGLE3, *OTHER_JUDGES)
-STOCK = (STANDALONE, EAGLE3)
+STOCK = (STANDALONE, EAGLE3, DFLASH, NGRAM)
+ON_GPU = (DFLASH, NGRAM)
+"""Those whose kernels SGLang has for GPUs only; compared where they are named."""
 ALL, DRAFTING, SWITCHED_OFF = "all", "drafting", "off"
 LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2e")
 PERCENTILES = ("p50", "p90", "p99")

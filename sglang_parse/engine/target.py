@@ -49,7 +49,7 @@ class TargetModel:
     """The target's worker.
 
     Attributes:
-        pass_graphs: ``PassGraphs``, narrowest first.
+        pass_graphs: ``PassGraphs``, smallest first.
     """
 
     pass_graphs: Sequence[Any] = ()

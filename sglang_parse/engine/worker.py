@@ -98,9 +98,8 @@ class ParseWorker(BaseSpecWorker):
         super().init_cuda_graphs()
         if self.engine.eagle is not None:
             self.engine.eagle.init_cuda_graphs()
-        target, head = self.engine.verifier.target, self.engine.eagle
-        proposal = (head.worker.speculative_num_draft_tokens,) if head else ()
-        target.pass_graphs = pass_graphs.capture(target.runner, (*pass_graphs.WIDTHS, *proposal))
+        target = self.engine.verifier.target
+        target.pass_graphs = pass_graphs.capture(target.runner)
 
     def prewarm_sampling(self) -> SamplingPrewarmResult:
         """Called on the forward stream when all graphs are captured."""

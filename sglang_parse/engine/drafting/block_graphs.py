@@ -169,7 +169,7 @@ class BlockGraphs(WideGraphs):
             last_position=runner.model_config.context_len - 1,
         )
         self._head = HeadInGraph(head, kind.size, sizes[-1]) if head else None
-        super().__init__(runner, rows, self.body)
+        super().__init__(runner, rows, self.body, sizes, f"blocks, {kind}")
 
     # -- replay -----------------------------------------------------------------
 

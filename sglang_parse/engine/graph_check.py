@@ -1,0 +1,230 @@
+"""At start: is a forward as one CUDA graph right on this GPU, and faster than in pieces?
+
+The graphs' attention is their own, whatever the model's backend, head dimension and dtypes, and not
+all of these ran on a GPU of ours. So each kind of graph runs both ways, with the same random rows
+behind the same random context. One that differs, or is slower, is off: these forwards run in
+pieces.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import torch
+
+from sglang_parse.core.layout import RequestLayout
+from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.request import RequestState
+from sglang_parse.engine.batch import max_forward_rows
+from sglang_parse.engine.broadcast import broadcast_object
+from sglang_parse.engine.drafting.parallel import both_ways
+from sglang_parse.engine.forward import RequestRows, max_logits_rows, run_forward
+from sglang_parse.engine.parts import Engine
+from sglang_parse.engine.pass_graphs import PassGraphs, is_forced
+from sglang_parse.engine.requests import sequence_slice
+from sglang_parse.engine.sglang_types import ScheduleBatch
+
+logger = logging.getLogger(__name__)
+
+CONTEXT = 517
+"""Tokens before the rows: some parts of a split context, and no whole page."""
+LOOKAHEAD = 128
+"""Slots for the rows of a block."""
+TIMED = 3
+"""Runs of each way, of which the fastest counts."""
+TOLERANCE = {torch.float32: 0.02, torch.float16: 0.05, torch.bfloat16: 0.15}
+"""By how much a row of logits, or of captured hidden states, may differ, relative to its length
+(L2): some ten times what another order of sums makes of dozens of layers in that dtype. What a
+graph chooses must lack no more than this part of the best logit, above the row's mean."""
+DIFFERENT, SLOWER = "they differ from forwards", "they are slower than forwards"
+Rows = tuple[torch.Tensor, ...]
+"""[rows, vocab] logits of a forward, and [rows, ...] what else is to be compared."""
+Run = Callable[[], Rows]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCheck:
+    """How a graph compares with pieces.
+
+    Attributes:
+        error, regret: the largest difference of a row, and of a choice, see ``TOLERANCE``.
+        ms, pieces_ms: of one forward.
+    """
+
+    error: float
+    regret: float
+    ms: float
+    pieces_ms: float
+
+    def fault(self, dtype: torch.dtype) -> str:
+        """Why its forwards had better run in pieces; "" if not."""
+        limit = TOLERANCE[dtype]
+        if not (self.error <= limit and self.regret <= limit):  # also of a NaN
+            return DIFFERENT
+        return SLOWER if self.ms > self.pieces_ms else ""
+
+    def __str__(self) -> str:
+        text = "rows differ by %.4f, choices by %.4f; %.2f ms, in pieces %.2f"
+        return text % (self.error, self.regret, self.ms, self.pieces_ms)
+
+
+@torch.no_grad()
+def check_graphs(engine: Engine, batch: ScheduleBatch) -> None:
+    """Checks each kind of graph, and switches off those that are wrong or slower, unless
+    ``pass_graphs.ENV_VAR`` forces them.
+
+    Args:
+        batch: requests in free rows of ``req_to_token``.
+    """
+    target, model = engine.verifier.target, engine.drafter and engine.drafter.model
+    prefills, blocks = (model.prefill_graphs, model.block_graphs) if model else ((), {})
+    sizes = [graphs.max_rows for graphs in (*target.pass_graphs, *prefills)]
+    with _context(engine, batch, max(sizes, default=0)) as (starts, room):
+
+        def ways(forward: Callable[..., Rows], graphs: PassGraphs) -> tuple[Run, Run]:
+            most, others = min(graphs.max_rows - 1, max_forward_rows(), room), len(starts) - 1
+            counts = [max(1, most - 3 * others), *[3] * others]  # some padding is left
+            run = partial(forward, engine, batch, starts, counts)
+            return partial(run, [graphs]), partial(run, [])
+
+        zeros = [0] * len(starts)
+        _verify(engine, batch, zeros, starts, [])
+        target.pass_graphs = [
+            one for one in target.pass_graphs if _is_good(engine, one.name, ways(_verify, one))
+        ]
+        if engine.drafter is None or model is None:
+            return
+        _prefill(engine, batch, zeros, starts, [])
+        model.prefill_graphs = [
+            one for one in prefills if _is_good(engine, one.name, ways(_prefill, one))
+        ]
+        for kind, one in [*blocks.items()]:
+            chunk = engine.drafter.chunk(kind, batch, [*range(len(starts))])
+            if not _is_good(engine, one.name, both_ways(chunk, one)):
+                del blocks[kind]
+
+
+def _is_good(engine: Engine, name: str, ways: tuple[Run, Run]) -> bool:
+    """Runs both ways, as a graph and in pieces; what the first rank finds counts."""
+    (found, ms), (expected, pieces_ms) = (_timed(engine, way) for way in ways)
+    errors = [_error(*pair) for pair in zip(found, expected, strict=True)]
+    one = GraphCheck(max(errors), _regret(found[0], expected[0]), ms, pieces_ms)
+    fault = broadcast_object(one.fault(engine.verifier.target.runner.dtype))
+    is_kept = not fault or is_forced()
+    engine.counters.graphs[name] = pieces_ms / ms if is_kept else 0.0
+    if not fault:
+        logger.info("PARSE: CUDA graphs of the %s are checked: %s", name, one)
+    else:
+        text = "PARSE: %s CUDA graphs of the %s: %s in pieces: %s"
+        logger.warning(text, "forced" if is_kept else "no", name, fault, one)
+    return is_kept
+
+
+def _timed(engine: Engine, run: Run) -> tuple[Rows, float]:
+    """What a forward brings, and the ms of its fastest run."""
+    times, found = [], run()  # its kernels may be cold
+    for _ in range(TIMED):
+        with engine.timer.start() as watch:
+            found = run()
+        torch.get_device_module(found[0].device).synchronize()
+        times.append(watch.ms or 0.0)
+    return tuple(part.float().clone() for part in found), min(times)
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest relative difference of a row; NaN of a NaN."""
+    scale = expected.norm(dim=-1).clamp(min=1e-6)
+    return float(((found - expected).norm(dim=-1) / scale).max())
+
+
+def _regret(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """By how much, of the best logit above the mean, the worst choice of ``found`` lacks."""
+    best, chosen = expected.max(-1).values, found.argmax(-1, keepdim=True)
+    lacks = best - expected.gather(-1, chosen)[..., 0]
+    return float((lacks / (best - expected.mean(-1)).clamp(min=1e-6)).max())
+
+
+# -- forwards -------------------------------------------------------------------
+
+
+def _verify(
+    engine: Engine,
+    batch: ScheduleBatch,
+    starts: Sequence[int],
+    counts: Sequence[int],
+    graphs: Sequence[PassGraphs],
+) -> Rows:
+    """A pass over ``counts`` tokens of each request behind ``starts``."""
+    target = engine.verifier.target
+    most, parts = max_logits_rows(target.runner) // len(starts), []
+    for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        ids, rows = sequence_slice(batch.reqs[i], start, start + count), range(count)[-most:]
+        layout = RequestLayout(prefix_len=start, num_draft_rows=count)
+        parts.append(RequestRows(i, layout, ids, tuple(rows), len(rows)))
+    kept, target.pass_graphs = target.pass_graphs, graphs
+    captures = any(len(one.states) > 1 for one in kept)
+    try:
+        output = run_forward(target, batch, parts, is_masked=False, capture=captures)
+    finally:
+        target.pass_graphs = kept
+    return (output.logits,) if output.hidden is None else (output.logits, output.hidden)
+
+
+def _prefill(
+    engine: Engine,
+    batch: ScheduleBatch,
+    starts: Sequence[int],
+    counts: Sequence[int],
+    graphs: Sequence[PassGraphs],
+) -> Rows:
+    """The draft model's prefill of these tokens, with the last rows' logits."""
+    assert engine.drafter is not None
+    model, ends = engine.drafter.model, [*map(sum, zip(starts, counts, strict=True))]
+    kept, model.prefill_graphs = model.prefill_graphs, graphs
+    try:
+        return (model.extend(batch.reqs, starts, ends),)
+    finally:
+        model.prefill_graphs = kept
+
+
+@contextmanager
+def _context(
+    engine: Engine, batch: ScheduleBatch, num_rows: int
+) -> Iterator[tuple[list[int], int]]:
+    """While it lasts, the requests have random tokens and KV slots of their own; yields the tokens
+    before their rows, and most rows.
+
+    Args:
+        num_rows: most rows of a forward.
+    """
+    runner = engine.verifier.target.runner
+    allocator, table = runner.token_to_kv_pool_allocator, batch.req_to_token_pool.req_to_token
+    page, config, drawn = allocator.page_size, runner.model_config, Random(0)
+    longest = min(CONTEXT + num_rows + LOOKAHEAD, config.context_len, table.shape[1])
+    longest = min(longest, allocator.available_size() // len(batch.reqs)) // page * page
+    slots = allocator.alloc(longest * len(batch.reqs))
+    rows = [req.kv.req_pool_idx for req in batch.reqs]
+    pages = slots.view(-1, page).flip(0)  # a slot's number tells nothing about its position
+    lens = [max(1, min(CONTEXT, longest // 2) // (1 + 7 * i)) for i in range(len(rows))]
+    try:
+        for i, (req, row, count) in enumerate(zip(batch.reqs, rows, lens, strict=True)):
+            table[row, :longest] = pages[i :: len(rows)].flatten().to(table.dtype)
+            req.kv.kv_allocated_len = longest
+            words = min(config.vocab_size, 1 << 15)
+            req.origin_input_ids = [drawn.randrange(words) for _ in range(longest + 1)]
+            req.parse_state = RequestState(
+                RequestPolicy(0.5, engine.config.judge_name),
+                committed=count,
+                draft_kv_len=count,
+                draft_kv_found=True,
+            )
+        yield lens, longest - lens[0] - LOOKAHEAD
+    finally:
+        for row in rows:
+            table[row] = 0
+        allocator.free(slots)
