@@ -29,6 +29,7 @@ class WideTritonBackend(TritonAttnBackend):
         runner: the model's runner.
         rows: a request's rows, without context; of causal rows that differ, most.
         lens: int64 [n] rows of each request, where they differ, on the device.
+        slots: int64 [n * context] of other graphs with as many requests, which each replay writes.
 
     Attributes:
         splits: whether each layer's context is split among programs (``split_kv``).
@@ -37,7 +38,13 @@ class WideTritonBackend(TritonAttnBackend):
     enable_deterministic: bool
     extend_attention_fwd: Callable[..., None]
 
-    def __init__(self, runner: Any, rows: RequestLayout, lens: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        rows: RequestLayout,
+        lens: torch.Tensor | None = None,
+        slots: torch.Tensor | None = None,
+    ) -> None:
         super().__init__(runner)
         # The number of parts depends on that of the requests; latent KV is SGLang's kernel's.
         is_able = not self.enable_deterministic and not self.use_mla
@@ -47,7 +54,7 @@ class WideTritonBackend(TritonAttnBackend):
         self.enable_deterministic = False
         self.max_kv_splits = 1  # of decode steps, which have no buffers here
         self.num_draft_tokens = None  # nor has SGLang's mask
-        self._width, self._lens = rows.num_rows, lens
+        self._width, self._lens, self._slots = rows.num_rows, lens, slots
         self._mask: torch.Tensor | None = None
         self._tail = None if rows.is_causal else qlen_only_mask(rows, runner.device).to(torch.uint8)
 
@@ -57,7 +64,10 @@ class WideTritonBackend(TritonAttnBackend):
         for name in _PREFIXES if lens is not None else ():
             if (part := getattr(self, name)) is not None:  # SGLang's has no room for padding
                 setattr(self, name, part.new_zeros(max_reqs + 1))
-        slots = torch.zeros(max_reqs * self.max_context_len, dtype=torch.int64, device=self.device)
+        slots = self._slots
+        if slots is None:
+            num_slots = max_reqs * self.max_context_len
+            slots = torch.zeros(num_slots, dtype=torch.int64, device=self.device)
         super().init_cuda_graph_state(max_reqs, max_reqs, kv_indices_buf=slots)
         if self._tail is not None and self.splits:
             self._mask = self._tail.flatten()
@@ -112,15 +122,26 @@ class WideTritonBackend(TritonAttnBackend):
         is_usual = save_kv_cache and k is not None and layer.k_scale is None
         if not (self.splits and is_usual) or any(part is not None for part in other.values()):
             return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **other)
-        pool, known = self.token_to_kv_pool, self.forward_metadata
+        pool, plan = self.token_to_kv_pool, self.forward_metadata
         self._set_kv_buffer(forward_batch, layer, KVWriteLoc.for_batch(forward_batch), k, v)
         out, heads = torch.empty_like(q), (-1, layer.tp_q_head_num, layer.head_dim)
         self.extend_attention_fwd(
-            *(q.view(heads), k, v, out.view(heads)),
+            q.view(heads),
+            k,
+            v,
+            out.view(heads),
             pool.get_key_buffer(layer.layer_id),
             pool.get_value_buffer(layer.layer_id),
-            *(known.qo_indptr, known.kv_indptr, known.kv_indices, known.custom_mask, True),
-            *(known.mask_indptr, known.max_extend_len, 1.0, 1.0, layer.scaling),
+            plan.qo_indptr,
+            plan.kv_indptr,
+            plan.kv_indices,
+            plan.custom_mask,
+            True,
+            plan.mask_indptr,
+            plan.max_extend_len,
+            1.0,
+            1.0,
+            layer.scaling,
         )
         return out
 

@@ -20,8 +20,6 @@ TITLES = {
     PLAIN: "plain target",
     STANDALONE: "STANDALONE",
     EAGLE3: "EAGLE3",
-    DFLASH: "DFLASH",
-    NGRAM: "NGRAM",
     PARSE_ONE: "PARSE, draft token by token",
     PARSE_TOKEN: "PARSE, token mode",
     PARSE: "PARSE",
@@ -30,6 +28,8 @@ TITLES = {
     PARSE_LIKELIHOOD: "PARSE, likelihood",
     PARSE_EAGLE3: "PARSE+EAGLE3",
     DRAFT: "draft alone",
+    DFLASH: "DFLASH",
+    NGRAM: "NGRAM",
 }
 """Kind of server -> its name for people, in the order of pages."""
 OTHER_JUDGES = (PARSE_HEAD, PARSE_QUESTION, PARSE_LIKELIHOOD)

@@ -120,11 +120,11 @@ def check_server(name: str, kinds: Collection[str] = TITLES.keys()) -> None:
 def _server_spec(models: Models, name: str) -> ServerSpec:
     check_server(name)
     kind, _, value = name.partition("@")
-    model = models.draft if kind == DRAFT else models.target
-    flags = ("--model-path", model, *_speculative_flags(models, kind))
     if kind in ON_GPU and "cpu" in models.flags:
         fix = "leave it out with --servers, or use a GPU"
         raise BenchError(f"--servers names {name!r}, whose kernels run on GPUs only; {fix}")
+    model = models.draft if kind == DRAFT else models.target
+    flags = ("--model-path", model, *_speculative_flags(models, kind))
     simulated: dict[str, str] = {}
     if value:
         steps = {EAGLE3: models.eagle3_steps, STANDALONE: models.standalone_steps}

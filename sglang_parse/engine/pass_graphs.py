@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,14 +50,18 @@ class PassGraphs(WideGraphs):
     Args:
         runner: the model's runner; its decode graphs exist.
         unit: rows; ``sizes``: how many units each graph has.
+        others: graphs of the same model.
     """
 
-    def __init__(self, runner: Any, unit: int, sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self, runner: Any, unit: int, sizes: tuple[int, ...], others: Sequence[PassGraphs] = ()
+    ) -> None:
         self.max_rows = unit * sizes[-1]
-        self.max_reqs = min(MAX_REQS, runner.req_to_token_pool.size, self.max_rows)
+        self.max_reqs = min(MAX_REQS, runner.req_to_token_pool.size)
         inputs = WideInputs(unit, sizes[-1], runner.device, 1 + self.max_reqs)
         what = f"forwards of up to {self.max_rows} rows"
-        super().__init__(runner, RequestLayout(0, self.max_rows), inputs, sizes, what)
+        slots = others[0].attn_backend.cuda_graph_kv_indices if others else None
+        super().__init__(runner, RequestLayout(0, self.max_rows), inputs, sizes, what, slots)
 
     def fits(self, batch: ForwardBatch) -> bool:
         """Whether a graph runs this causal forward."""
@@ -106,7 +111,7 @@ def capture(runner: Any, max_rows: int = MAX_ROWS) -> list[PassGraphs]:
     try:
         for unit, counts in {} if obstacle else ROWS.items():
             sizes = tuple(n for n in counts if n * unit <= max_rows and n <= num_reqs)
-            found += [PassGraphs(runner, unit, sizes)] if sizes else []
+            found += [PassGraphs(runner, unit, sizes, found)] if sizes else []
     except Exception as error:
         # On one rank alone it may have failed.
         if is_forced() or get_parallel().tp_size > 1:

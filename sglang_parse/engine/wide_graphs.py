@@ -85,6 +85,7 @@ class WideGraphs(DecodeCudaGraphRunner):
         inputs: what the graphs read.
         sizes: of the graphs.
         what: of the model's forwards these are, for the log and metrics.
+        slots: see ``WideTritonBackend``.
 
     Attributes:
         states: [rows of the largest graph, ...] what the last replay left: the rows' hidden states,
@@ -102,13 +103,14 @@ class WideGraphs(DecodeCudaGraphRunner):
         inputs: WideInputs,
         sizes: Sequence[int],
         what: str,
+        slots: torch.Tensor | None = None,
     ) -> None:
         self.inputs, self.states = inputs, list[torch.Tensor]()
         self.name = f"{model_name(runner)}: {what}"
         with _capturing(runner, self, sizes):
             super().__init__(
                 runner,
-                attn_backend=WideTritonBackend(runner, rows, inputs.lens),
+                attn_backend=WideTritonBackend(runner, rows, inputs.lens, slots),
                 speculative_num_steps=1,
                 speculative_num_draft_tokens=inputs.width,
             )

@@ -254,7 +254,7 @@ def test_a_chunk_that_measures_its_layout(count: Count):
     engine.controller.blocks.probe_tokens = SIZE
     first: list[Any] = []
     found = count(lambda: first.extend(launched(batch, engine)))
-    assert found.forwards == {"DRAFT_EXTEND_V2": 2}
+    assert found.forwards == {"DRAFT_EXTEND_V2": 3}
     assert not can_launch_before_sync(first[0], reqs)
 
 

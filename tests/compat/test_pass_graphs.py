@@ -237,7 +237,8 @@ def test_what_is_captured(
     made = []
 
     class Graphs:
-        def __init__(self, _: Any, unit: int, sizes: tuple[int, ...]) -> None:
+        def __init__(self, _: Any, unit: int, sizes: tuple[int, ...], others: list) -> None:
+            assert len(others) == len(made)
             if "error" in changed:
                 raise changed["error"]
             made.append((unit, unit * sizes[-1]))

@@ -363,8 +363,8 @@ def compile_all(work: Iterable[tuple[Setting, Inputs]]) -> None:
         return
     start = elapsed()
     kernels = [
-        (split_kv, "_attend_part"),
-        (split_kv, "_combine"),
+        (split_kv, "attend_part"),
+        (split_kv, "combine"),
         (extend_attention, "_fwd_kernel"),
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool, ExitStack() as patches:

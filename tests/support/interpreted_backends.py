@@ -135,6 +135,7 @@ def graph_pass(given: PagedPass, splits: bool) -> torch.Tensor:
         _mask=None,
         _tail=None if rows.is_causal else qlen_only_mask(rows).to(torch.uint8),
         _lens=lens,
+        _slots=None,
         _can_split=splits,
         splits=splits,
     )

@@ -182,7 +182,9 @@ def test_requests_are_random_and_of_one_length():
     found = settings(*TINY, "--input-len", "5", "--output-len", "9", "--concurrency", "1,4")
     task = random_task(found)
     prompts = [item.request["input_ids"] for item in task.items]
-    assert len({*map(tuple, prompts)}) == len(prompts) == found.compared.num_timed == 3 * (2 + 4)
+    assert (
+        len({*map(tuple, prompts)}) == len(prompts) == found.compared.num_timed == 3 * (2 + 4 * 4)
+    )
     few = settings(*TINY, "--runs", "1", "--concurrency", "1")
     assert few.compared.num_timed == 2
     assert len(random_task(few).items) == few.compared.warmup  # all of a warm-up's differ

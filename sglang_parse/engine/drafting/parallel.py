@@ -49,6 +49,9 @@ from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.requests import is_adjusted, sequence_slice
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
+BLOCKS_AHEAD = 2
+"""Blocks of a chunk that run while the host plans and launches the next one: this takes it 2.6 ms
+on an H200 where a block takes 1.9."""
 Rows = tuple[torch.Tensor, ...]
 
 
@@ -71,7 +74,7 @@ class ParallelChunk(DraftChunk):
             blocks.start_here()
         state = state or blocks.known_state()
         for number in range(num_blocks):
-            if records and number == num_blocks - 1:
+            if records and number == num_blocks - BLOCKS_AHEAD:
                 self._send(indices, records)
                 records.clear()
             state, record = blocks.run(state, number)
