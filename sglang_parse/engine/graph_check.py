@@ -23,7 +23,7 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.engine.batch import max_forward_rows
 from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.drafting.parallel import both_ways
-from sglang_parse.engine.forward import RequestRows, max_logits_rows, run_forward
+from sglang_parse.engine.forward import RequestRows, run_forward
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.pass_graphs import PassGraphs, is_forced
 from sglang_parse.engine.requests import sequence_slice
@@ -41,7 +41,9 @@ TOLERANCE = {torch.float32: 0.02, torch.float16: 0.05, torch.bfloat16: 0.15}
 """By how much a row of logits, or of captured hidden states, may differ, relative to its length
 (L2): some ten times what another order of sums makes of dozens of layers in that dtype. What a
 graph chooses must lack no more than this part of the best logit, above the row's mean."""
-DIFFERENT, SLOWER = "they differ from forwards", "they are slower than forwards"
+DIFFERENT, SLOWER = "differs from forwards", "is slower than forwards"
+LOGITS_ROWS = 64
+"""Rows of a request with logits, at most."""
 Rows = tuple[torch.Tensor, ...]
 """[rows, vocab] logits of a forward, and [rows, ...] what else is to be compared."""
 Run = Callable[[], Rows]
@@ -81,48 +83,59 @@ def check_graphs(engine: Engine, batch: ScheduleBatch) -> None:
     Args:
         batch: requests in free rows of ``req_to_token``.
     """
-    target, model = engine.verifier.target, engine.drafter and engine.drafter.model
-    prefills, blocks = (model.prefill_graphs, model.block_graphs) if model else ((), {})
-    sizes = [graphs.max_rows for graphs in (*target.pass_graphs, *prefills)]
-    with _context(engine, batch, max(sizes, default=0)) as (starts, room):
-
-        def ways(forward: Callable[..., Rows], graphs: PassGraphs) -> tuple[Run, Run]:
-            most, others = min(graphs.max_rows - 1, max_forward_rows(), room), len(starts) - 1
-            counts = [max(1, most - 3 * others), *[3] * others]  # some padding is left
-            run = partial(forward, engine, batch, starts, counts)
-            return partial(run, [graphs]), partial(run, [])
-
-        zeros = [0] * len(starts)
-        _verify(engine, batch, zeros, starts, [])
-        target.pass_graphs = [
-            one for one in target.pass_graphs if _is_good(engine, one.name, ways(_verify, one))
-        ]
-        if engine.drafter is None or model is None:
+    target, drafter = engine.verifier.target, engine.drafter
+    graphs = [*target.pass_graphs, *(drafter.model.prefill_graphs if drafter else ())]
+    most = max((one.max_rows for one in graphs), default=0)
+    with _context(engine, batch, most) as (starts, room):
+        check = partial(_usable, engine, batch, starts, min(room, max_forward_rows()))
+        target.pass_graphs = check(_verify, target.pass_graphs)
+        if drafter is None:
             return
-        _prefill(engine, batch, zeros, starts, [])
-        model.prefill_graphs = [
-            one for one in prefills if _is_good(engine, one.name, ways(_prefill, one))
-        ]
-        for kind, one in [*blocks.items()]:
-            chunk = engine.drafter.chunk(kind, batch, [*range(len(starts))])
-            if not _is_good(engine, one.name, both_ways(chunk, one)):
-                del blocks[kind]
+        drafter.model.prefill_graphs = check(_prefill, drafter.model.prefill_graphs)
+        for kind, one in [*drafter.model.block_graphs.items()]:
+            chunk = drafter.chunk(kind, batch, [*range(len(starts))])
+            if _fault(engine, one.name, both_ways(chunk, one)):
+                del drafter.model.block_graphs[kind]
 
 
-def _is_good(engine: Engine, name: str, ways: tuple[Run, Run]) -> bool:
-    """Runs both ways, as a graph and in pieces; what the first rank finds counts."""
+def _usable(
+    engine: Engine,
+    batch: ScheduleBatch,
+    starts: Sequence[int],
+    room: int,
+    forward: Callable[..., Rows],
+    graphs: Sequence[PassGraphs],
+) -> list[PassGraphs]:
+    """Those of some graphs that are right, up to the rows at which they are slower."""
+    others, found = len(starts) - 1, []
+    forward(engine, batch, [0] * len(starts), starts, [])  # the context
+    for one in graphs:
+        fault, usable = "", 0
+        for rows in (size * one.inputs.width for size in one.capture_bs):
+            first = max(1, min(rows - 1, room) - 3 * others)  # some padding is left
+            run = partial(forward, engine, batch, starts, [first, *[3] * others])
+            ways = partial(run, [one]), partial(run, [])
+            if fault := _fault(engine, f"{one.name} of {rows} rows", ways):
+                break
+            usable = rows
+        one.max_rows = 0 if fault == DIFFERENT else usable
+        found += [one] if one.max_rows else []
+    return found
+
+
+def _fault(engine: Engine, name: str, ways: tuple[Run, Run]) -> str:
+    """Runs both ways, as a graph and in pieces; what the first rank finds counts. Returns why the
+    graph is off; "" if it is not."""
     (found, ms), (expected, pieces_ms) = (_timed(engine, way) for way in ways)
-    errors = [_error(*pair) for pair in zip(found, expected, strict=True)]
-    one = GraphCheck(max(errors), _regret(found[0], expected[0]), ms, pieces_ms)
+    errors = torch.tensor([_error(*pair) for pair in zip(found, expected, strict=True)])
+    one = GraphCheck(float(errors.max()), _regret(found[0], expected[0]), ms, pieces_ms)
     fault = broadcast_object(one.fault(engine.verifier.target.runner.dtype))
-    is_kept = not fault or is_forced()
-    engine.counters.graphs[name] = pieces_ms / ms if is_kept else 0.0
-    if not fault:
-        logger.info("PARSE: CUDA graphs of the %s are checked: %s", name, one)
-    else:
-        text = "PARSE: %s CUDA graphs of the %s: %s in pieces: %s"
-        logger.warning(text, "forced" if is_kept else "no", name, fault, one)
-    return is_kept
+    is_off = bool(fault) and not is_forced()
+    engine.counters.graphs[name] = 0.0 if is_off else pieces_ms / ms
+    if fault:
+        text = "PARSE: %s CUDA graph of the %s: it %s in pieces: %s"
+        logger.warning(text, "no" if is_off else "forced", name, fault, one)
+    return fault if is_off else ""
 
 
 def _timed(engine: Engine, run: Run) -> tuple[Rows, float]:
@@ -133,7 +146,7 @@ def _timed(engine: Engine, run: Run) -> tuple[Rows, float]:
             found = run()
         torch.get_device_module(found[0].device).synchronize()
         times.append(watch.ms or 0.0)
-    return tuple(part.float().clone() for part in found), min(times)
+    return tuple(part.to(torch.float32, copy=True) for part in found), min(times)
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -160,10 +173,10 @@ def _verify(
     graphs: Sequence[PassGraphs],
 ) -> Rows:
     """A pass over ``counts`` tokens of each request behind ``starts``."""
-    target = engine.verifier.target
-    most, parts = max_logits_rows(target.runner) // len(starts), []
+    target, parts = engine.verifier.target, []
     for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
-        ids, rows = sequence_slice(batch.reqs[i], start, start + count), range(count)[-most:]
+        ids = sequence_slice(batch.reqs[i], start, start + count)
+        rows = range(count)[:: -(-count // LOGITS_ROWS)]
         layout = RequestLayout(prefix_len=start, num_draft_rows=count)
         parts.append(RequestRows(i, layout, ids, tuple(rows), len(rows)))
     kept, target.pass_graphs = target.pass_graphs, graphs

@@ -310,24 +310,59 @@ def test_a_graph_that_is_wrong_or_slower_is_off(
     monkeypatch.setattr(graph_check, "broadcast_object", lambda value: value)
     monkeypatch.setenv(pass_graphs.ENV_VAR, "1" if is_forced else "")
     rows = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(2))
-    found = rows * (1.5 if fault == DIFFERENT else 1.001)
+    other = rows * (1.5 if fault == DIFFERENT else 1.001)
     times = {"graph": 9.0 if fault == SLOWER else 2.0, "pieces": 4.0}
     monkeypatch.setattr(
-        graph_check, "_timed", lambda _, run: ((found if run == "graph" else rows,), times[run])
+        graph_check, "_timed", lambda _, run: ((other if run == "graph" else rows,), times[run])
     )
     runner = SimpleNamespace(dtype=torch.float32)
     engine: Any = SimpleNamespace(
         counters=SimpleNamespace(graphs={}),
         verifier=SimpleNamespace(target=SimpleNamespace(runner=runner)),
     )
-    with caplog.at_level("INFO"):
-        is_kept = graph_check._is_good(engine, "target: passes", ("graph", "pieces"))
-    assert is_kept is (is_forced or not fault)
-    assert engine.counters.graphs == {"target: passes": 4.0 / times["graph"] if is_kept else 0.0}
-    (line,) = caplog.messages
-    assert fault in line
-    assert f"{times['graph']:.2f} ms, in pieces 4.00" in line
-    assert line.startswith("PARSE: no CUDA graphs") is (bool(fault) and not is_forced)
+    ways: Any = ("graph", "pieces")
+    found = graph_check._fault(engine, "target: passes", ways)
+    assert found == ("" if is_forced else fault)
+    ratio = 4.0 / times["graph"]
+    assert engine.counters.graphs == {"target: passes": 0.0 if found else ratio}
+    assert len(caplog.messages) == bool(fault)
+    for line in caplog.messages:
+        assert line.startswith(f"PARSE: {'forced' if is_forced else 'no'} CUDA graph of the target")
+        assert f"{fault} in pieces: rows differ by" in line
+        assert f"{times['graph']:.2f} ms, in pieces 4.00" in line
+
+
+@pytest.mark.parametrize(
+    ("faults", "rows"),
+    [
+        ([], [20, 40]),
+        ([SLOWER], [40]),
+        ([DIFFERENT], [40]),
+        (["", SLOWER], [10, 40]),
+        (["", DIFFERENT], [40]),
+        (["", "", "", SLOWER], [20]),
+    ],
+)
+def test_graphs_are_used_up_to_the_rows_at_which_they_are_slower(
+    faults: list[str], rows: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """All sizes of those that differ are off."""
+    names, left = [], [*faults, *[""] * 9]
+    monkeypatch.setattr(
+        graph_check, "_fault", lambda _, name, __: (names.append(name), left.pop(0))[1]
+    )
+
+    def graphs(unit: int, sizes: list[int]) -> Any:
+        inputs = SimpleNamespace(width=unit)
+        return SimpleNamespace(
+            inputs=inputs, capture_bs=sizes, max_rows=unit * sizes[-1], name=f"target: x{unit}"
+        )
+
+    given = [graphs(10, [1, 2]), graphs(20, [2])]
+    engine: Any = None
+    found = graph_check._usable(engine, engine, [7, 2], 99, lambda *_: None, given)
+    assert [one.max_rows for one in found] == rows
+    assert names[0] == "target: x10 of 10 rows"
 
 
 # -- in an iteration --------------------------------------------------------------------

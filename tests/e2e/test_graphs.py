@@ -16,13 +16,11 @@ import pytest
 from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
 from support.servers import ALWAYS, BLOCKS, SEED, Start, parse_flags, plugin, served
 
-PROMPTS = [prompt[:70] for prompt in random_prompts(3, seed=59)]
+PROMPTS = [prompt[:70] for prompt in random_prompts(2, seed=59)]
 FLAGS = ("--parse-verification", "token", "--parse-draft-tokens", "8", *BLOCKS, *SEED, *ALWAYS)
-FEW = ("--max-running-requests", "4", "--enable-metrics")
+FEW = ("--max-running-requests", "2", "--enable-metrics")
 """Requests: a graph has tensors for as many, and the interpreter is slow."""
-CHECKED = re.compile(
-    r"PARSE: (no CUDA graphs|CUDA graphs) of the (.*?)(?: are checked)?: (rows differ.*|they .*)"
-)
+CHECKED = re.compile(r"PARSE: no CUDA graph of the (.*?): it differs from forwards in pieces")
 SPEEDUP = re.compile(r'parse_graph_speedup\{.*graph="(.*?)".*\} (\S+)')
 
 
@@ -49,8 +47,8 @@ def log_of(server: Client) -> str:
 
 def answers_are_the_plain_targets(server: Client, plain: Client) -> list[dict]:
     options = {"max_new_tokens": 14, "ignore_eos": True}
-    ours = server.generate_all(PROMPTS, 3, parse=EXACT, **options)
-    assert ids_of(ours) == ids_of(plain.generate_all(PROMPTS, 3, **options))
+    ours = server.generate_all(PROMPTS, 2, parse=EXACT, **options)
+    assert ids_of(ours) == ids_of(plain.generate_all(PROMPTS, 2, **options))
     server.assert_nothing_lost()
     return [parse_info(answer) for answer in ours]
 
@@ -59,12 +57,10 @@ def test_answers_by_graphs_are_the_plain_targets(graphs: Client, plain: Client):
     """Each kind has passed its check, and answers are by replays: no forward of several rows is."""
     infos = answers_are_the_plain_targets(graphs, plain)
     assert sum(info["accepted_tokens"] for info in infos) > 0
-    found = CHECKED.findall(log_of(graphs))
-    kinds = {what for _, what, _ in found}
-    assert {kind for kind, _, _ in found} == {"CUDA graphs"}
-    assert len(kinds) == 2 + 2 + 2  # passes and prefills of two units, two kinds of blocks
+    assert not CHECKED.findall(log_of(graphs))
     speedups = dict(SPEEDUP.findall(HTTP.get(f"{graphs.url}/metrics").text))
-    assert speedups.keys() == kinds
+    # Passes and prefills of 16, 32 and 256 rows, two kinds of blocks.
+    assert len(speedups) == 3 + 3 + 2
     assert all(float(ratio) > 1 for ratio in speedups.values())
 
 
@@ -73,6 +69,7 @@ def test_graphs_that_are_wrong_are_off(wrong: Client, plain: Client):
     """No row of theirs sees its context: the log and the metric say so, and answers are right."""
     answers_are_the_plain_targets(wrong, plain)
     found = CHECKED.findall(log_of(wrong))
-    assert {kind for kind, _, _ in found} == {"no CUDA graphs"}
-    assert all("they differ from forwards in pieces" in text for _, _, text in found)
-    assert {ratio for _, ratio in SPEEDUP.findall(HTTP.get(f"{wrong.url}/metrics").text)} == {"0.0"}
+    assert len(found) == 2 + 2 + 2  # of passes and prefills the smallest
+    assert SPEEDUP.findall(HTTP.get(f"{wrong.url}/metrics").text) == [
+        (what, "0.0") for what in found
+    ]
