@@ -50,11 +50,11 @@ class Build:
     request_ms: float = REQUEST_MS
     appended: int = 0
     block_scale: float = 1.0
-    in_pieces: bool = True
+    in_pieces: bool = False
 
 
 THIS = Build()
-MEASURED = Build((Masks.LAST,), False, 512, (9, 17, 33, 65, 129))
+MEASURED = Build((Masks.LAST,), False, 512, (9, 17, 33, 65, 129), in_pieces=True)
 """The build that docs/gpus.md measured on 27 and 28 November."""
 LOSSES = {
     "the pass waits for the draft's ids": replace(THIS, between_ms=0.3),
@@ -62,7 +62,6 @@ LOSSES = {
     "a block is some 450 kernels, not 300": replace(THIS, block_scale=0.8),
     "the host behind a pass": replace(THIS, behind_ms=1.3),
     "the host for each request": replace(THIS, request_ms=REQUEST_MS / 2),
-    "the target's prefill in pieces": replace(THIS, in_pieces=False),
 }
 """A loss -> the build without it."""
 

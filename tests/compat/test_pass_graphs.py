@@ -340,7 +340,7 @@ def test_a_graph_that_is_wrong_or_slower_is_off(
         ([DIFFERENT], [40]),
         (["", SLOWER], [10, 40]),
         (["", DIFFERENT], [40]),
-        (["", "", "", SLOWER], [20]),
+        (["", "", SLOWER], [20]),
     ],
 )
 def test_graphs_are_used_up_to_the_rows_at_which_they_are_slower(
@@ -366,6 +366,32 @@ def test_graphs_are_used_up_to_the_rows_at_which_they_are_slower(
 
 
 # -- in an iteration --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    "changed", [{}, {"hicache_consumer_index": 0}, {"input_embeds": 1}], ids=str
+)
+def test_a_prompt_of_few_tokens_replays_one_too(changed: dict):
+    """Unless it is no text, or reads KV that is on its way from the host: that waits by layer."""
+    from sglang_parse.core.phases import Action, Phase
+    from support import fake_engine
+
+    batch = fake_engine.prefill_batch_of(fake_engine.request(0, Phase.DECODING, Action.DECODE))
+    for name, value in changed.items():
+        setattr(batch, name, value)
+    target, replayed = fake_engine.engine_for(batch).verifier.target, []
+
+    def run(given: Any) -> Any:
+        replayed.append(given.extend_seq_lens_cpu)
+        logits = torch.zeros(1, fake_engine.VOCAB, device=fake_engine.GPU)
+        return SimpleNamespace(next_token_logits=logits, hidden_states=None), 32
+
+    target.pass_graphs = [SimpleNamespace(fits=lambda _: True, run=run)]
+    forward = target.prefill(batch)
+    assert replayed == ([] if changed else [[fake_engine.PROMPT]])
+    assert len(target.runner.forwards) == bool(changed)
+    assert changed or forward.result.can_run_cuda_graph
 
 
 @pytest.mark.usefixtures("gpu")
