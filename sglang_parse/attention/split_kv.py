@@ -132,7 +132,9 @@ class SplitKV:
             NotImplementedError: SGLang's would need a mask that includes the context.
         """
         call = _Call(*args)
-        stages = tiles_that_fit(call.q.shape[2], call.q.element_size(), self._shared_memory)
+        # Two loops with 8-bit KV, one over it and one over the new rows.
+        itemsize = call.q.element_size() + (call.k_cache.dtype in FP8)
+        stages = tiles_that_fit(call.q.shape[2], itemsize, self._shared_memory)
         num_parts = self._num_parts(len(call.q), 0 if self._is_ragged else call.width)
         if stages is None or not self._is_ours(call, options, num_parts):
             if call.mask is not None:

@@ -30,7 +30,7 @@ MIN_TOKENS = 32
 TRACED, FORCED, OFF = {"trace": True}, {"trace": True, "drafting": "always"}, {"enabled": False}
 """Options of a prompt's requests; ``FORCED`` where nothing was drafted."""
 GRAPHS = re.compile(r'^sglang:parse_graph_speedup\{.*graph="([^"]+)".*\} (\S+)$', re.MULTILINE)
-NAMES = ("CUDA graphs", "answers", *CHECKS)
+NAMES = ("answers", *CHECKS, "CUDA graphs")
 """By methods of these names."""
 
 

@@ -88,9 +88,13 @@ def check_graphs(engine: Engine, batch: ScheduleBatch) -> None:
     most = max((one.max_rows for one in graphs), default=0)
     with _context(engine, batch, most) as (starts, room):
         check = partial(_usable, engine, batch, starts, min(room, max_forward_rows()))
+        zeros = [0] * len(starts)
+        if target.pass_graphs:  # others may have states that these requests lack
+            _verify(engine, batch, zeros, starts, [])
         target.pass_graphs = check(_verify, target.pass_graphs)
         if drafter is None:
             return
+        _prefill(engine, batch, zeros, starts, [])
         drafter.model.prefill_graphs = check(_prefill, drafter.model.prefill_graphs)
         for kind, one in [*drafter.model.block_graphs.items()]:
             chunk = drafter.chunk(kind, batch, [*range(len(starts))])
@@ -108,7 +112,6 @@ def _usable(
 ) -> list[PassGraphs]:
     """Those of some graphs that are right, up to the rows at which they are slower."""
     others, found = len(starts) - 1, []
-    forward(engine, batch, [0] * len(starts), starts, [])  # the context
     for one in graphs:
         fault, usable = "", 0
         for rows in (size * one.inputs.width for size in one.capture_bs):
