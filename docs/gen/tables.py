@@ -29,7 +29,8 @@ from sglang_parse.core.question import SHORT, QuestionWording, built_in_question
 from sglang_parse.core.setting import settings_of
 from sglang_parse.doctor import settings as doctor
 from sglang_parse.explain import settings as explain
-from sglang_parse.roofline.run import BLOCKS, Workload, speedups
+from sglang_parse.roofline.forwards import BLOCKS, Workload
+from sglang_parse.roofline.run import speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.startup import families as startup_families
 from sglang_parse.telemetry.metrics import META_INFO, METRICS, PREFIX

@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
+
+from sglang_parse.attention.split_kernels import attend_part, combine
 
 ENV_VAR = "SGLANG_PARSE_SPLIT_KV"
 MAX_BLOCK, TILE, WARPS, STAGES = 64, 64, 4, 2
 """Of a program: most rows x query heads, KV tokens at a time, warps, and tiles loaded ahead."""
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 PROGRAMS_PER_SM, MAX_SPLITS = 1, 16
 """A context has as many parts as make so many programs, but no more than so many. All of these were
 the best of 23 settings on an H200: 3.6 times as fast as SGLang's kernel over 60 shapes."""
@@ -43,11 +45,12 @@ _LOG2_E = 1.4426950408889634
 class _Call(NamedTuple):
     """The arguments of SGLang's ``extend_attention_fwd``, in its order; n requests.
 
-    q, out: [n * width, query heads, head_dim]. k, v: [n * width, KV heads, head_dim].
-    k_cache, v_cache: [slots, KV heads, head_dim].
-    kv_indptr: int32 [n + 1], where a request's context is in kv_indices: int64, slots.
-    mask: uint8, [width, context + width] of each request, or None: causal. Where a request's begins
-    is in mask_indptr: int64 [n + 1].
+    q, out: [rows, query heads, head_dim]. k, v: [rows, KV heads, head_dim].
+    k_cache, v_cache: [slots, KV heads, head_dim], also in 8 bits.
+    qo_indptr: int [n + 1], the requests' rows. kv_indptr: int32 [n + 1], where a request's context
+    is in kv_indices: int64, slots.
+    mask: uint8 [width, width], of each request's new rows, or None: causal; for SGLang's kernel
+    [width, context + width] of each request, from mask_indptr on.
     """
 
     q: torch.Tensor
@@ -69,7 +72,7 @@ class _Call(NamedTuple):
 
 
 class SplitKV:
-    """Attention of requests that all have ``width`` rows.
+    """Attention of requests that all have ``width`` rows; or any, whose sum is that of a graph.
 
     Args:
         stock: SGLang's ``extend_attention_fwd``.
@@ -77,6 +80,8 @@ class SplitKV:
         max_reqs: requests of the largest call.
         heads: query heads, KV heads and head_dim of a layer.
         device: where the buffers are, which all layers share.
+        max_rows: of the largest call, where requests have different rows; 0 where all have
+            ``width``.
     """
 
     def __init__(
@@ -86,59 +91,96 @@ class SplitKV:
         max_reqs: int,
         heads: tuple[int, int, int],
         device: Any,
+        max_rows: int = 0,
     ) -> None:
         self._stock, (num_heads, num_kv_heads, dim) = stock, heads
-        self._num_sms, self._shared_memory = 16, sys.maxsize  # of Triton's interpreter
-        if torch.cuda.is_available():
-            gpu = torch.cuda.get_device_properties(device)
-            self._num_sms = gpu.multi_processor_count
-            self._shared_memory = getattr(gpu, "shared_memory_per_block_optin", 0)
-        packed = width * num_heads // num_kv_heads
-        parts = [n * self._num_parts(n * num_kv_heads, packed) for n in range(1, max_reqs + 1)]
-        self._lse = torch.empty(max(parts) * width * num_heads, dtype=torch.float32, device=device)
-        self._partial = self._lse.new_empty(len(self._lse) * dim)
+        self._group, self._num_kv_heads, self._is_ragged = (
+            num_heads // num_kv_heads,
+            num_kv_heads,
+            max_rows > 0,
+        )
+        self._num_sms, self._shared_memory = device_limits(device)
+        self._tiles: torch.Tensor | None = None
+        rows = range(1, max_rows + 1) if max_rows else range(width, max_reqs * width + 1, width)
+        items = max(n * self._num_parts(n, 0 if max_rows else width) for n in rows) * num_heads
+        self._lse = torch.empty(items, dtype=torch.float32, device=device)
+        self._partial = self._lse.new_empty(items * dim)
+
+    def plan(self, lens: torch.Tensor, num_rows: int) -> None:
+        """Computes, on the device, whose rows a program has, where requests have different ones.
+
+        Args:
+            lens: int64 [n] rows of each request.
+            num_rows: their sum.
+        """
+        rows = _block_of(num_rows * self._group)
+        blocks = (lens * self._group + rows - 1) // rows
+        ends = blocks.cumsum(0)
+        # Each request may leave its last block partly empty.
+        most = num_rows * self._group // rows + len(lens)
+        tile = torch.arange(most, device=lens.device)
+        request = torch.searchsorted(ends, tile, right=True)
+        is_none = request == len(lens)
+        request = request.masked_fill(is_none, 0)
+        block = tile - (ends - blocks)[request]
+        self._tiles = torch.stack((request.masked_fill(is_none, -1), block))
 
     def extend_attention_fwd(self, *args: Any, **options: Any) -> None:
-        """Writes ``out``; what the kernels here do not do is left to SGLang's."""
+        """Writes ``out``; what the kernels here do not do is left to SGLang's.
+
+        Raises:
+            NotImplementedError: SGLang's would need a mask that includes the context.
+        """
         call = _Call(*args)
-        num_heads, num_kv_heads = call.q.shape[1], call.k.shape[1]
-        num_reqs, group = len(call.qo_indptr) - 1, num_heads // num_kv_heads
-        num_parts = self._num_parts(num_reqs * num_kv_heads, call.width * group)
-        if not self._is_ours(call, options, num_parts):
+        # Two loops with 8-bit KV, one over it and one over the new rows.
+        itemsize = call.q.element_size() + (call.k_cache.dtype in FP8)
+        stages = tiles_that_fit(call.q.shape[2], itemsize, self._shared_memory)
+        num_parts = self._num_parts(len(call.q), 0 if self._is_ragged else call.width)
+        if stages is None or not self._is_ours(call, options, num_parts):
+            if call.mask is not None:
+                raise NotImplementedError("attention with a mask beyond scale and full KV")
             self._stock(*call, **options)
             return
-        rows = _block_of(call.width * group)
-        grid = num_reqs, num_kv_heads * triton.cdiv(call.width * group, rows), num_parts
-        self._attend(call, group, rows, grid)
+        packed = (len(call.q) if self._is_ragged else call.width) * self._group
+        rows = _block_of(packed)
+        num_reqs, tiles = len(call.qo_indptr) - 1, self._tiles
+        num_tiles = num_reqs * triton.cdiv(packed, rows) if tiles is None else tiles.shape[1]
+        self._attend(call, rows, (num_tiles, self._num_kv_heads, num_parts), stages)
         self._combine(call, num_parts)
 
-    def _attend(self, call: _Call, group: int, rows: int, grid: tuple[int, int, int]) -> None:
+    def _attend(
+        self, call: _Call, rows: int, grid: tuple[int, int, int], stages: tuple[int, int]
+    ) -> None:
         """Attends to each part of the KV by itself."""
-        dim = call.q.shape[2]
+        dim, (tile, num_stages) = call.q.shape[2], stages
         tensors = (call.q, call.k, call.v, call.k_cache, call.v_cache)
-        _attend_part[grid](
+        attend_part[grid](
             *(part for tensor in tensors for part in (tensor, tensor.stride(0), tensor.stride(1))),
+            call.qo_indptr,
             call.kv_indptr,
             call.kv_indices,
             call.mask,
-            call.mask_indptr,
+            self._tiles,
             self._partial,
             self._lse,
             call.sm_scale * _LOG2_E,
+            call.k_scale,
+            call.v_scale,
             call.width,
-            group,
+            self._group,
             dim,
             triton.next_power_of_2(dim),
             rows,
-            TILE,
+            tile,
+            call.k_cache.dtype != call.q.dtype,
             num_warps=WARPS,
-            num_stages=STAGES,
+            num_stages=num_stages,
         )
 
     def _combine(self, call: _Call, num_parts: int) -> None:
         num_tokens, num_heads, dim = call.q.shape
         num_items = num_tokens * num_heads
-        _combine[(triton.cdiv(num_items, _COMBINED),)](
+        combine[(triton.cdiv(num_items, _COMBINED),)](
             self._partial,
             self._lse,
             call.out,
@@ -153,128 +195,60 @@ class SplitKV:
         )
 
     def _is_ours(self, call: _Call, options: dict[str, Any], num_parts: int) -> bool:
-        """Whether scores depend on scale and mask alone, KV is neither scaled (fp8) nor latent, all
-        requests have the same rows, and the buffers and this GPU's shared memory suffice."""
+        """Whether scores depend on scale and mask alone, KV is not latent, and rows and buffers
+        are as announced."""
         q, k, v, caches = call.q, call.k, call.v, (call.k_cache, call.v_cache)
         asked = {name: value for name, value in options.items() if name not in _NO_MATTER}
         num_items = num_parts * q.shape[0] * q.shape[1]
-        row_size = triton.next_power_of_2(q.shape[2]) * q.element_size()
-        tiles = (MAX_BLOCK + 2 * STAGES * TILE) * row_size + 2 * MAX_BLOCK * TILE
+        is_fp8 = caches[0].dtype in FP8
         return (
             call.is_causal
             and asked.items() <= _PLAIN.items()
-            and call.k_scale == call.v_scale == 1.0
-            and all(part.dtype == q.dtype for part in (k, v, *caches))
+            and k.dtype == v.dtype == q.dtype
+            and caches[0].dtype == caches[1].dtype
+            and (is_fp8 or (caches[0].dtype == q.dtype and call.k_scale == call.v_scale == 1.0))
             and all(part.shape[1:] == (k.shape[1], q.shape[2]) for part in (k, v, *caches))
-            and len(q) == (len(call.qo_indptr) - 1) * call.width
+            and (self._is_ragged or len(q) == (len(call.qo_indptr) - 1) * call.width)
             and num_items <= len(self._lse)
             and num_items * q.shape[2] <= len(self._partial)
-            and tiles <= self._shared_memory
         )
 
-    def _num_parts(self, num_kv_heads: int, packed: int) -> int:
+    def _num_parts(self, num_rows: int, width: int) -> int:
         """Parts of a context, and one for the new rows.
 
         Args:
-            num_kv_heads: of all requests.
-            packed: rows x query heads of a KV head.
+            num_rows: of all requests; where they differ (``width`` 0), a graph has at least half
+                of them in use.
         """
-        num_programs = num_kv_heads * triton.cdiv(packed, _block_of(packed))
+        packed = (width or num_rows) * self._group
+        blocks = triton.cdiv(packed, _block_of(packed)) * (num_rows // width if width else 1)
+        num_programs = self._num_kv_heads * (blocks if width else max(1, blocks // 2))
         wanted = triton.cdiv(PROGRAMS_PER_SM * self._num_sms, num_programs)
         return 1 + min(wanted, MAX_SPLITS)
+
+
+def device_limits(device: Any) -> tuple[int, int]:
+    """(SMs, bytes of shared memory per block) of a GPU; of Triton's interpreter without one."""
+    if not torch.cuda.is_available():
+        return 16, sys.maxsize
+    gpu = torch.cuda.get_device_properties(device)
+    return gpu.multi_processor_count, getattr(gpu, "shared_memory_per_block_optin", 0)
+
+
+def tiles_that_fit(dim: int, itemsize: int, shared_memory: int) -> tuple[int, int] | None:
+    """(KV tokens at a time, tiles loaded ahead) of a program; fewer where the GPU's shared memory
+    holds no more, as at a head_dim of 256 below 172 KB; None where it holds none."""
+    row_size = triton.next_power_of_2(dim) * itemsize
+    return next(
+        (
+            (tile, ahead)
+            for tile, ahead in ((TILE, STAGES), (TILE, 1), (TILE // 2, 1))
+            if (MAX_BLOCK + 2 * ahead * tile) * row_size + 2 * MAX_BLOCK * tile <= shared_memory
+        ),
+        None,
+    )
 
 
 def _block_of(packed: int) -> int:
     """Rows x query heads of a program; a matrix product has at least 16."""
     return min(max(triton.next_power_of_2(packed), 16), MAX_BLOCK)
-
-
-@triton.jit
-def _attend_part(
-    q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
-    k_cache, k_slot, k_cache_head, v_cache, v_slot, v_cache_head,
-    kv_indptr, kv_indices, mask, mask_indptr, partial, lse, scale, width,
-    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """One part for a block of a KV head's rows x query heads; the last part is the new rows."""
-    request, part, num_parts = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
-    num_blocks = tl.cdiv(width * GROUP, ROWS)
-    kv_head, block = tl.program_id(1) // num_blocks, tl.program_id(1) % num_blocks
-    packed = block * ROWS + tl.arange(0, ROWS)
-    row, head = packed // GROUP, kv_head * GROUP + packed % GROUP
-    is_row = row < width
-    num_heads = tl.num_programs(1) // num_blocks * GROUP
-    place = ((request * width + row) * num_heads + head) * num_parts + part
-
-    start = tl.load(kv_indptr + request)
-    context = tl.load(kv_indptr + request + 1) - start
-    is_context = part < num_parts - 1
-    share = tl.cdiv(tl.cdiv(context, TILE), num_parts - 1) * TILE
-    first = tl.where(is_context, part * share, 0)
-    # No row sees those behind it, whatever the mask.
-    last_row = tl.minimum((block * ROWS + ROWS - 1) // GROUP, width - 1)
-    last = tl.where(is_context, tl.minimum(first + share, context), last_row + 1)
-    if first >= last:
-        tl.store(lse + place, tl.full([ROWS], float("-inf"), tl.float32), mask=is_row)
-        return
-
-    d = tl.arange(0, BLOCK_D)
-    is_d = d < DIM
-    queries = q + (request * width + row)[:, None] * q_row + head[:, None] * q_head + d[None, :]
-    q_tile = tl.load(queries, mask=is_row[:, None] & is_d[None, :], other=0.0)
-    # One loop for both: two would take twice the shared memory.
-    k = tl.where(is_context, k_cache + kv_head * k_cache_head, k + kv_head * k_head)
-    v = tl.where(is_context, v_cache + kv_head * v_cache_head, v + kv_head * v_head)
-    k_row, v_row = tl.where(is_context, k_slot, k_row), tl.where(is_context, v_slot, v_row)
-    if mask is not None:
-        mask += tl.load(mask_indptr + request) + context
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    peak = tl.full([ROWS], -1e20, tl.float32)  # finite: a row may see nothing of a tile
-    for tile in range(first, last, TILE):
-        token = tile + tl.arange(0, TILE)
-        is_token = token < last
-        slot = tl.load(kv_indices + start + token, mask=is_token & is_context, other=0)
-        place_of = tl.where(is_context, slot, request * width + token)
-        k_mask, v_mask = is_token[None, :] & is_d[:, None], is_token[:, None] & is_d[None, :]
-        k_tile = tl.load(k + place_of[None, :] * k_row + d[:, None], mask=k_mask, other=0.0)
-        v_tile = tl.load(v + place_of[:, None] * v_row + d[None, :], mask=v_mask, other=0.0)
-        seen = is_token[None, :] & (is_context | (token[None, :] <= row[:, None]))
-        if mask is not None:
-            entry = (row * (context + width))[:, None] + token[None, :]
-            is_new = seen & is_row[:, None] & (not is_context)
-            seen &= is_context | (tl.load(mask + entry, mask=is_new, other=0) != 0)
-        # A running softmax to base 2: ``scale`` includes log2(e).
-        scores = tl.where(seen, tl.dot(q_tile, k_tile) * scale, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights, decay = tl.exp2(scores - new_peak[:, None]), tl.exp2(peak - new_peak)
-        acc = acc * decay[:, None] + tl.dot(weights.to(v_tile.dtype), v_tile)
-        total, peak = total * decay + tl.sum(weights, 1), new_peak
-    tl.store(lse + place, peak + tl.log2(total), mask=is_row)
-    partial += place[:, None] * DIM + d[None, :]
-    tl.store(partial, acc / total[:, None], mask=is_row[:, None] & is_d[None, :])
-
-
-@triton.jit
-def _combine(
-    partial, lse, out, out_row, out_head, num_items, num_heads,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, ITEMS: tl.constexpr,
-):  # fmt: skip
-    """The parts of ITEMS rows' query heads, weighted by what each adds to the softmax."""
-    item, d = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS), tl.arange(0, BLOCK_D)
-    is_item, is_d = item < num_items, d < DIM
-    peak = tl.full([ITEMS], float("-inf"), tl.float32)
-    for part in tl.static_range(PARTS):
-        peak = tl.maximum(peak, tl.load(lse + item * PARTS + part, mask=is_item, other=0.0))
-    acc = tl.zeros([ITEMS, BLOCK_D], tl.float32)
-    total = tl.zeros([ITEMS], tl.float32)
-    for part in tl.static_range(PARTS):
-        place = item * PARTS + part
-        weight = tl.exp2(tl.load(lse + place, mask=is_item, other=0.0) - peak)
-        # A part without tokens has written nothing but its weight, 0.
-        is_read = (weight > 0)[:, None] & is_d[None, :]
-        values = tl.load(partial + place[:, None] * DIM + d[None, :], mask=is_read, other=0.0)
-        acc, total = acc + weight[:, None] * values, total + weight
-    out += (item // num_heads)[:, None] * out_row + (item % num_heads)[:, None] * out_head
-    tl.store(out + d[None, :], acc / total[:, None], mask=is_item[:, None] & is_d[None, :])

@@ -32,7 +32,7 @@ KINDS = tuple(kind for kind in TITLES if kind not in (PARSE_QUESTION, PARSE_TOKE
 MIN_REQUESTS = 2
 SETTINGS = (
     *("device", "attention_backend", "dtype", "input_len", "output_len"),
-    *("draft_len", "block_tokens", "drafting"),
+    *("draft_len", "block_tokens", "drafting", "waves"),
 )
 STEPS = 3
 """Draft tokens per verification of the stock servers."""
@@ -83,6 +83,11 @@ class BenchSettings(Flags):
         type=float,
     )
     runs: int = option(3, "medians are reported", type=at_least(1))
+    waves: int = option(
+        4,
+        "requests for each of several at a time: one begins when one ends",
+        type=at_least(1),
+    )
     drafting: str = option(
         "auto", "--parse-drafting of the timed servers", choices=("auto", "always")
     )
@@ -169,6 +174,7 @@ class BenchSettings(Flags):
             draft=str(draft),
             eagle3=str(self.target.write_eagle3(folder)),
             judge=str(self.target.write_judge(folder, target, draft)),
+            dflash=str(self.target.write_dflash(folder)),
             tokenizer=str(target),
             flags=self._common(),
             parse_flags=(*parse_settings(**self.of_parse), *self.parse_flags),
@@ -180,7 +186,7 @@ class BenchSettings(Flags):
             thresholds=(),
             runs=self.runs,
             requests=MIN_REQUESTS,
-            waves=1,
+            waves=self.waves,
             # The adaptive policy decides after a window of drafts.
             warmup=1 + DEFAULTS.window if self.drafting == "auto" else 1,
             traced=1,

@@ -26,6 +26,8 @@ PALETTE = {
     "light grey": "#9aa0a6",
     "purple": "#cc79a7",
     "yellow": "#b8a000",
+    "navy": "#1f3a5f",
+    "olive": "#6b8e23",
 }
 _HERE = "sglang_parse.client"
 _CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}

@@ -13,6 +13,7 @@ from typing import Any
 
 PLAIN, DRAFT, PARSE, PARSE_ONE = "plain", "draft", "parse", "parse-one"
 STANDALONE, EAGLE3, PARSE_EAGLE3 = "standalone", "eagle3", "parse-eagle3"
+DFLASH, NGRAM = "dflash", "ngram"
 PARSE_HEAD, PARSE_QUESTION = "parse-head", "parse-question"
 PARSE_LIKELIHOOD, PARSE_TOKEN = "parse-likelihood", "parse-token"
 TITLES = {
@@ -27,12 +28,16 @@ TITLES = {
     PARSE_LIKELIHOOD: "PARSE, likelihood",
     PARSE_EAGLE3: "PARSE+EAGLE3",
     DRAFT: "draft alone",
+    DFLASH: "DFLASH",
+    NGRAM: "NGRAM",
 }
 """Kind of server -> its name for people, in the order of pages."""
 OTHER_JUDGES = (PARSE_HEAD, PARSE_QUESTION, PARSE_LIKELIHOOD)
 """Servers that are compared only if they are named: ``PARSE`` has the best judge there is."""
 WITH_PARSE = (PARSE, PARSE_ONE, PARSE_TOKEN, PARSE_EAGLE3, *OTHER_JUDGES)
-STOCK = (STANDALONE, EAGLE3)
+STOCK = (STANDALONE, EAGLE3, DFLASH, NGRAM)
+ON_GPU = (DFLASH, NGRAM)
+"""Those whose kernels SGLang has for GPUs only; compared where they are named."""
 ALL, DRAFTING, SWITCHED_OFF = "all", "drafting", "off"
 LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2e")
 PERCENTILES = ("p50", "p90", "p99")

@@ -10,11 +10,15 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 from sglang_parse.client.demo_pair import check_there
 from sglang_parse.client.records import (
+    DFLASH,
     DRAFT,
     EAGLE3,
+    NGRAM,
+    ON_GPU,
     PARSE,
     PARSE_EAGLE3,
     PARSE_HEAD,
@@ -36,6 +40,9 @@ from sglang_parse.core.judge import LIKELIHOOD, QUESTION, JudgeError, read_judge
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import ENV_VAR, SimulatedAcceptance
 
+DFLASH_BLOCK = 16
+"""Tokens of a DFLASH draft's block, unless its config says otherwise."""
+
 
 @dataclass(frozen=True)
 class Models:
@@ -48,6 +55,7 @@ class Models:
         parse_flags: more flags for the servers with PARSE.
         standalone_steps, eagle3_steps: draft tokens per verification.
         judge: folder with a verdict head for the target, in place of the question.
+        dflash: folder with a DFLASH draft for the target.
     """
 
     target: str
@@ -59,10 +67,12 @@ class Models:
     standalone_steps: int = 4
     eagle3_steps: int = 4
     judge: str = ""
+    dflash: str = ""
 
     def check_local(self) -> None:
         """A path that is not there is no hub name."""
         folders = {"--target": self.target, "--draft": self.draft, "--eagle3": self.eagle3}
+        folders["--dflash"] = self.dflash
         check_there({**folders, "--question": self.question, "--judge": self.judge})
         for flag, path in folders.items():
             looks_local = path and (path.startswith(("/", ".")) or Path(path).exists())
@@ -93,11 +103,13 @@ def parse_settings(**settings: object) -> tuple[str, ...]:
 def check_server(name: str, kinds: Collection[str] = TITLES.keys()) -> None:
     """Refuses a server that is of none of these kinds, and a VALUE that it cannot simulate."""
     kind, _, value = name.partition("@")
-    if kind not in kinds or (value and kind in (PLAIN, DRAFT)):
-        known = f"{', '.join(kinds)}; {PLAIN} and {DRAFT} take no @VALUE"
+    if kind not in kinds or (value and kind in (PLAIN, DRAFT, NGRAM)):
+        known = f"{', '.join(kinds)}; {PLAIN}, {DRAFT} and {NGRAM} take no @VALUE"
         raise BenchError(f"--servers names {name!r}; use {known}")
-    if value and kind in STOCK and not re.fullmatch(r"[123](\.\d+)?|4", value):
-        raise BenchError(f"--servers names {name!r}; use an accept length of 1 to 4")
+    longest = DFLASH_BLOCK if kind == DFLASH else 4
+    is_number = re.fullmatch(r"\d+(\.\d+)?", value)
+    if value and kind in STOCK and not (is_number and 1 <= float(value) <= longest):
+        raise BenchError(f"--servers names {name!r}; use an accept length of 1 to {longest}")
     config = ParseConfig(verification="token" if kind == PARSE_TOKEN else "semantic")
     try:
         SimulatedAcceptance.from_env(config, {ENV_VAR: value if kind in WITH_PARSE else ""})
@@ -108,14 +120,40 @@ def check_server(name: str, kinds: Collection[str] = TITLES.keys()) -> None:
 def _server_spec(models: Models, name: str) -> ServerSpec:
     check_server(name)
     kind, _, value = name.partition("@")
+    if kind in ON_GPU and "cpu" in models.flags:
+        fix = "leave it out with --servers, or use a GPU"
+        raise BenchError(f"--servers names {name!r}, whose kernels run on GPUs only; {fix}")
     model = models.draft if kind == DRAFT else models.target
     flags = ("--model-path", model, *_speculative_flags(models, kind))
-    stock = {"SGLANG_SIMULATE_ACC_LEN": value, "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
-    simulated = (stock if kind in STOCK else {ENV_VAR: value}) if value else {}
+    simulated: dict[str, str] = {}
+    if value:
+        steps = {EAGLE3: models.eagle3_steps, STANDALONE: models.standalone_steps}
+        longest = 1 + steps[kind] if kind in steps else DFLASH_BLOCK
+        simulated = simulated_lens(float(value), longest) if kind in STOCK else {ENV_VAR: value}
     return ServerSpec(name, flags, common=models.flags, environment=(*simulated.items(),))
 
 
+def simulated_lens(mean: float, longest: int) -> dict[str, str]:
+    """Environment of a stock server whose accept lengths spread around ``mean``: SGLang draws them
+    from a normal distribution of deviation 1, rounded and cut to 1 and ``longest``."""
+    low, high = -4.0, longest + 5.0
+    for _ in range(60):
+        drawn = NormalDist((low + high) / 2, 1.0)
+        found = longest - sum(drawn.cdf(length + 0.5) for length in range(1, longest))
+        low, high = (drawn.mean, high) if found < mean else (low, drawn.mean)
+    is_fixed = mean >= longest or mean <= 1  # no distribution has such a mean
+    name, value = ("match-expected", mean) if is_fixed else ("multinomial", max(1e-3, low))
+    return {"SGLANG_SIMULATE_ACC_LEN": f"{value:g}", "SGLANG_SIMULATE_ACC_METHOD": name}
+
+
 def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
+    if kind == NGRAM:
+        return algorithm_flags(NGRAM, "")
+    if kind == DFLASH:
+        if not models.dflash:
+            fix = "give --dflash its folder, or leave the server out with --servers"
+            raise BenchError(f"a server {DFLASH} needs a draft made for the target; fix: {fix}")
+        return algorithm_flags(DFLASH, models.dflash)
     if kind == STANDALONE:
         return (*algorithm_flags(STANDALONE, models.draft), *_steps(models.standalone_steps))
     if kind == EAGLE3:

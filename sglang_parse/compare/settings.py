@@ -14,6 +14,7 @@ from sglang_parse.client.demo_pair import judge_of, short_path
 from sglang_parse.client.flags import at_least, fraction, numbers, split_names
 from sglang_parse.client.records import (
     DRAFT,
+    ON_GPU,
     OTHER_JUDGES,
     PARSE_ONE,
     PARSE_TOKEN,
@@ -67,6 +68,7 @@ class CompareSettings(TaskSettings):
     """
 
     eagle3: str = model(partial(short_path, "eagle3"), "'' for none")
+    dflash: str = model("", "DFLASH draft of the target, a folder; for a server dflash")
     judge: str = model(
         None,
         "verdict head of the servers with PARSE, a folder (default: the demo pair's for its "
@@ -75,7 +77,7 @@ class CompareSettings(TaskSettings):
     standalone_steps: int = model(4, "draft tokens", type=at_least(1))
     eagle3_steps: int = model(3, "draft tokens", type=at_least(1))
     servers: tuple[str, ...] = model(
-        tuple(name for name in TITLES if name not in OTHER_JUDGES),
+        tuple(name for name in TITLES if name not in (*OTHER_JUDGES, *ON_GPU)),
         f"of {','.join(TITLES)}; default: the command's, or those of --url. With @VALUE acceptance "
         "is simulated: an accept length of stock servers, a fraction of every draft, or every:N, a "
         "refusal every N tokens, with PARSE; on all servers answers then end where right ones do",

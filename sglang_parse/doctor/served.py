@@ -6,6 +6,7 @@ The server answers prompts with PARSE and without it, one at a time, until the b
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from sglang_parse.client.records import Answer, BenchError, Item
 from sglang_parse.client.servers import Remote
 from sglang_parse.core.request import NAN_CAUSE, NAN_FIX, NAN_IN_TARGET
 from sglang_parse.doctor.evidence import CHECKS, Evidence
-from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated
+from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
 from sglang_parse.doctor.settings import DoctorSettings
 from sglang_parse.startup import compat
 
@@ -28,7 +29,8 @@ MIN_TOKENS = 32
 """Length of the first answers, by which that of the others is chosen."""
 TRACED, FORCED, OFF = {"trace": True}, {"trace": True, "drafting": "always"}, {"enabled": False}
 """Options of a prompt's requests; ``FORCED`` where nothing was drafted."""
-NAMES = ("answers", *CHECKS)
+GRAPHS = re.compile(r'^sglang:parse_graph_speedup\{.*graph="([^"]+)".*\} (\S+)$', re.MULTILINE)
+NAMES = ("answers", *CHECKS, "CUDA graphs")
 """By methods of these names."""
 
 
@@ -57,7 +59,7 @@ class Served(Evidence):
         if self.info.get("speculative_algorithm") != NAME:
             return
         for name in NAMES:
-            yield name, getattr(self, name.replace(" ", "_"))
+            yield name, getattr(self, name.lower().replace(" ", "_"))
         if self.ended is not None:
             raise self.ended
 
@@ -82,6 +84,21 @@ class Served(Evidence):
             raise Problem(f"its --speculative-algorithm is {value!r}", fix)
         found = "target {model_path}, draft {speculative_draft_model_path}"
         return f"{found}; KV pool of {{max_total_num_tokens:,}} tokens".format_map(self.info)
+
+    def cuda_graphs(self) -> str:
+        """What the server's own check of them has found."""
+        if not self.info.get("enable_metrics"):
+            not_checked("the server was started without --enable-metrics; its log has a line each")
+        page = httpx.get(f"{self.server.url}/metrics", timeout=60).raise_for_status().text
+        found = {name: float(value) for name, value in GRAPHS.findall(page)}
+        if not found:
+            return "none of PARSE's own, as on a CPU, or no request yet"
+        off = [name for name, ratio in found.items() if not ratio]
+        kept = ", ".join(f"{name} {ratio:.1f}x" for name, ratio in found.items() if ratio)
+        text = f"as fast as in pieces: {kept or 'none'}"
+        text += f"; switched off at start: {', '.join(off)}" if off else ""
+        fix = "the server's log has the figures ('no CUDA graphs'); report those that differ"
+        return warn_if(bool(off), text, fix)
 
     # -- answers --------------------------------------------------------------------
 

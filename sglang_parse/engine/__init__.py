@@ -21,8 +21,9 @@ Beside them:
     eagle          an EAGLE-3 head that accelerates the target's decode steps
     eagle_head     an EAGLE-3 head as SGLang loads it, of the target or of the draft model
     states         recurrent states of a hybrid target, and how they return after a pass
-    pass_graphs    verify passes of few rows as CUDA graphs
-    wide_graphs    CUDA graphs of forwards with one width
+    pass_graphs    verify passes and the draft model's prefills as CUDA graphs
+    wide_graphs    CUDA graphs of forwards with one width, or of so many rows
+    graph_check    whether they are right and faster on this GPU
     target         the target's prefill and decode forwards through SGLang
     prefill        prompts and first tokens
     prewarm        what runs before the first request

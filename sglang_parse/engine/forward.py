@@ -188,8 +188,7 @@ def run_forward(
     if forward_batch.mrope_positions is not None:
         shifts = on_device(_image_shifts(batch, parts), device)
         forward_batch.mrope_positions = (forward_batch.positions + shifts).expand(3, -1)
-    graphs = target.pass_graphs if layout.is_causal else ()
-    whole = next((one for one in graphs if one.fits(forward_batch)), None)
+    whole = target.graphs_of(forward_batch) if layout.is_causal else None
     if whole is not None:
         output, graph = whole.run(forward_batch)
     else:

@@ -1,15 +1,19 @@
-"""Causal forwards of few rows per request as one CUDA graph, instead of one piece per layer: verify
-passes of the target, and prefills of the draft model.
+"""Causal forwards as one CUDA graph, instead of one piece per layer: the target's verify passes and
+the draft model's prefills.
 
-All requests of a replay have the same rows: one with fewer gets padding rows behind them, which
-write to SGLang's padding slot and which no other row attends to. The logits of the rows that need
-them follow the replay as they follow a forward in pieces.
+A graph has so many rows, whoever's they are: the requests' lengths are on the device. Padding rows
+are those of a request of their own, which write to SGLang's padding slot and which no other row
+attends to. The logits of the rows that need them follow the replay as they follow a forward in
+pieces.
 
-On with Triton, where it was seen on a GPU; ``ENV_VAR``, 0 or 1, decides otherwise.
+Attention is the graphs' own, on the KV pool of the model's backend, whichever that is. At start
+they run both ways (``graph_check``), and stay if they are right and faster; ``ENV_VAR`` is 1 to
+keep all, 0 for none.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -18,45 +22,52 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_parse.attention.support import Attention
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.device import on_device
-from sglang_parse.engine.wide_graphs import WideGraphs, WideInputs, graph_sizes_of
+from sglang_parse.engine.wide_graphs import WideGraphs, WideInputs, model_name
 from sglang_parse.startup.families import attention_of
 
+logger = logging.getLogger(__name__)
+
 ENV_VAR = "SGLANG_PARSE_PASS_GRAPHS"
-WIDTHS = (9, 17, 33, 65, 129)
-"""Of passes: drafts of up to 8, 16, 32, 64 and 128 tokens."""
-MAX_ROWS = 512
-"""Rows of a pass's largest graph: so many cost a 14B target about two decode steps on an H100, a
-pass in pieces more than three."""
-PREFILL_WIDTHS = (32, 128, 512, 2048)
-"""Of prefills: one of 128 rows took 12 ms in pieces on an H200, 1.6 of it on the device."""
+ROWS = {16: (1, 2, 3, 4, 6, 8), 128: (2, 3, 4, 5, 6, 8, 12, 16)}
+"""Rows of the graphs: 16 to 128, and 256 to 2,048. SGLang's runner counts them in "requests" of so
+many rows, because it captures no more of them than its pool has."""
+MAX_ROWS, MAX_PREFILL_ROWS = 1024, 2048
+"""Of the largest graph: above, a pass is bound by its operations, and so is a draft's prefill."""
+MAX_REQS = 128
 MAX_CONTEXT = 16_384
 """Tokens before a request's rows, where its context is not split: SGLang's kernel reads a longer
 one more slowly, in one part, than the host launches pieces (computed)."""
+SERVED = (Attention.FULL, Attention.WINDOWS)
 
 
 class PassGraphs(WideGraphs):
-    """The graphs of one width, for several numbers of requests.
+    """The graphs of one unit, for several numbers of rows.
 
     Args:
         runner: the model's runner; its decode graphs exist.
-        width: most rows of a request.
-        max_rows: rows of the largest graph.
+        unit: rows; ``sizes``: how many units each graph has.
+        others: graphs of the same model.
     """
 
-    def __init__(self, runner: Any, width: int, max_rows: int) -> None:
-        sizes = graph_sizes_of(width, max_rows, runner.decode_cuda_graph_capture_bs)
-        rows = RequestLayout(prefix_len=0, num_draft_rows=width)
-        super().__init__(runner, rows, WideInputs(width, sizes[-1], runner.device))
+    def __init__(
+        self, runner: Any, unit: int, sizes: tuple[int, ...], others: Sequence[PassGraphs] = ()
+    ) -> None:
+        self.max_rows = unit * sizes[-1]
+        self.max_reqs = min(MAX_REQS, runner.req_to_token_pool.size)
+        inputs = WideInputs(unit, sizes[-1], runner.device, 1 + self.max_reqs)
+        what = f"forwards of up to {self.max_rows} rows"
+        slots = others[0].attn_backend.cuda_graph_kv_indices if others else None
+        super().__init__(runner, RequestLayout(0, self.max_rows), inputs, sizes, what, slots)
 
     def fits(self, batch: ForwardBatch) -> bool:
         """Whether a graph runs this causal forward."""
         prefix_lens, lens = batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu
         is_near = self.attn_backend.splits or max(prefix_lens) <= MAX_CONTEXT
-        return is_near and max(lens) <= self.inputs.width and len(lens) <= self.max_bs
+        return is_near and sum(lens) <= self.max_rows and len(lens) <= self.max_reqs
 
     def run(self, batch: ForwardBatch) -> tuple[LogitsProcessorOutput, int]:
         """Runs a forward.
@@ -67,37 +78,63 @@ class PassGraphs(WideGraphs):
         Returns:
             As that runner; and the rows of the graph.
         """
-        size = self.padded(batch.batch_size)
-        index = self._put(batch, size)
+        num_rows = len(batch.input_ids)
+        size = self.padded(-(-num_rows // self.inputs.width))
+        self._put(batch, size)
         self.replay(size)
-        hidden, *aux = (rows[index] for rows in self.states)
+        hidden, *aux = (rows[:num_rows] for rows in self.states)
         context = ForwardContext(attn_backend=self.model_runner.attn_backend)
         with torch.no_grad(), forward_context(context, forward_batch=batch):
             output = self.head(hidden, batch, *([aux] if aux else []))
         return output, size * self.inputs.width
 
-    def _put(self, batch: ForwardBatch, size: int) -> torch.Tensor:
-        """Writes the inputs of ``size`` requests; int64 [rows of the batch] where its rows are."""
-        inputs, lens = self.inputs, batch.extend_seq_lens_cpu
-        places = [i * inputs.width + row for i, count in enumerate(lens) for row in range(count)]
-        index, num_rows = on_device(places, inputs.ids.device), size * inputs.width
+    def _put(self, batch: ForwardBatch, size: int) -> None:
+        """Writes the inputs of a graph; behind the requests comes the padding's."""
+        inputs, num_rows, num_reqs = self.inputs, len(batch.input_ids), batch.batch_size
+        padded, last = size * inputs.width, inputs.num_reqs(size) - 1
         live = (batch.input_ids, batch.positions, batch.out_cache_loc)
         for static, part in zip((inputs.ids, inputs.positions, inputs.slots), live, strict=True):
-            static[:num_rows] = 0  # SGLang's padding slot, whose KV is never read
-            static[index] = part.to(torch.int64)
-        inputs.pools[:size], inputs.starts[:size] = 0, 0
-        inputs.pools[: len(lens)] = batch.req_pool_indices
-        inputs.starts[: len(lens)] = batch.extend_prefix_lens
-        return index
+            static[:num_rows] = part
+            static[num_rows:padded] = 0  # SGLang's padding slot, whose KV is never read
+        counts = (batch.req_pool_indices, batch.extend_prefix_lens, batch.extend_seq_lens)
+        statics = (inputs.pools, inputs.starts, inputs.lens)
+        for static, part, rest in zip(statics, counts, (0, 0, padded - num_rows), strict=True):
+            static[:num_reqs] = part
+            static[num_reqs : last + 1] = 0
+            static[last].fill_(rest)
 
 
-def capture(runner: Any, widths: Sequence[int], max_rows: int = MAX_ROWS) -> list[PassGraphs]:
-    """Captures a model's forwards, narrowest first; none unless they are asked for, nor where its
-    decode steps have no graphs, where forwards need more than ``WideInputs``, or with other than
-    full attention."""
-    seen = str(int(runner.prefill_attention_backend_str == "triton"))
-    is_asked, config = os.environ.get(ENV_VAR, seen) == "1", runner.model_config
-    is_plain = is_asked and attention_of(config) is Attention.FULL and not config.model_is_mrope
-    if not is_plain or runner.lora_manager or not runner.decode_cuda_graph_capture_bs:
-        return []
-    return [PassGraphs(runner, width, max_rows) for width in sorted({*widths})]
+def capture(runner: Any, max_rows: int = MAX_ROWS) -> list[PassGraphs]:
+    """Captures a model's forwards, smallest first; none, and a line in the log, where its forwards
+    need more than ``WideInputs``, or the capture fails."""
+    obstacle, found, num_reqs = _obstacle(runner), [], runner.req_to_token_pool.size
+    try:
+        for unit, counts in {} if obstacle else ROWS.items():
+            sizes = tuple(n for n in counts if n * unit <= max_rows and n <= num_reqs)
+            found += [PassGraphs(runner, unit, sizes, found)] if sizes else []
+    except Exception as error:
+        # On one rank alone it may have failed.
+        if is_forced() or get_parallel().tp_size > 1:
+            raise
+        obstacle = f"their capture failed: {error!r}"
+    if obstacle:
+        logger.info("PARSE: forwards of the %s run in pieces: %s", model_name(runner), obstacle)
+    return found
+
+
+def is_forced() -> bool:
+    """Whether graphs stay whatever ``graph_check`` finds."""
+    return os.environ.get(ENV_VAR) == "1"
+
+
+def _obstacle(runner: Any) -> str:
+    """Why a model's forwards are not captured; "" if they are."""
+    attention = attention_of(runner.model_config)
+    obstacles = {
+        f"{ENV_VAR} is 0": os.environ.get(ENV_VAR) == "0",
+        "its decode steps have no CUDA graphs": not runner.decode_cuda_graph_capture_bs,
+        "it serves adapters": runner.lora_manager is not None,
+        "its positions have three axes": runner.model_config.model_is_mrope,
+        attention.value: attention not in SERVED,
+    }
+    return next((text for text, is_so in obstacles.items() if is_so), "")

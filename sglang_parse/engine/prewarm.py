@@ -1,5 +1,5 @@
 """Before the first request: runs the forwards that requests will run, so that none of them meets
-cold kernels.
+cold kernels; and those of CUDA graphs in pieces, too (``graph_check``).
 
 Kernels of a graph were loaded when it was captured; attention between its pieces, the judge's, and
 those around a forward were not. A request in SGLang's padding row of ``req_to_token``, all of whose
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from sglang_parse.engine.batch import max_forward_rows
 from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.forward import graph_sizes, max_logits_rows
+from sglang_parse.engine.graph_check import check_graphs
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.wide_graphs import SIZES
 
@@ -43,7 +45,10 @@ def prewarm(engine: Engine) -> None:
     of each kind. Of graphs it times passes and forwards: without them times depend on what else the
     host does."""
     started = time.perf_counter()
-    batch = _padding_batch(engine)
+    if _has_graphs(engine):
+        rows = engine.verifier.target.runner.req_to_token_pool.free_slots[:2]
+        check_graphs(engine, _batch(engine, rows))
+    batch = _batch(engine, [PADDING_ROW])
     _run_target(engine, batch)
     if engine.drafter is not None:
         _run_draft(engine, engine.drafter, batch)
@@ -109,7 +114,7 @@ def _chunk_ms(
     """ms per forward of a short draft chunk of ``size`` requests, all of them the same one."""
     _set_draft(engine, batch, 0)
     chunk, watch = drafter.chunk(kind, batch, [0] * size), engine.timer.start()
-    chunk.launch(max(4, 2 * kind.size))  # four forwards
+    chunk.launch(max(4, 1 + 3 * kind.size // 2))  # four forwards
     chunk.wait()
     watch.stop(chunk.made)
     assert watch.ms is not None  # the host has waited for what follows the chunk
@@ -123,22 +128,31 @@ def _row_buckets(runner: Any) -> list[int]:
     return [size for size in sizes if size <= min(limits)]
 
 
-def _padding_batch(engine: Engine) -> ScheduleBatch:
-    """A batch with one greedy request, of one token and as many slots as the context."""
+def _has_graphs(engine: Engine) -> bool:
+    """Whether there are CUDA graphs beside SGLang's."""
+    model = engine.drafter and engine.drafter.model
+    of_draft = model and (model.prefill_graphs or model.block_graphs)
+    return bool(engine.verifier.target.pass_graphs or of_draft)
+
+
+def _batch(engine: Engine, rows: Sequence[int]) -> ScheduleBatch:
+    """A batch of greedy requests, of one token and as many slots as the context, in these rows of
+    ``req_to_token``."""
     runner = engine.verifier.target.runner
     context_len, vocab_size = runner.model_config.context_len, runner.model_config.vocab_size
     params = SamplingParams(max_new_tokens=context_len, temperature=0.0, ignore_eos=True)
     params.normalize(None)
-    req = Req("prewarm", "", array("q", [0]), params, vocab_size=vocab_size)
-    req.kv.req_pool_idx, req.kv.kv_allocated_len = PADDING_ROW, context_len
+    reqs = [Req("prewarm", "", array("q", [0]), params, vocab_size=vocab_size) for _ in rows]
+    for req, row in zip(reqs, rows, strict=True):
+        req.kv.req_pool_idx, req.kv.kv_allocated_len = row, context_len
     batch = ScheduleBatch(
-        reqs=[req],
+        reqs=reqs,
         device=runner.device,
         model_config=runner.model_config,
-        req_pool_indices=on_device([PADDING_ROW], runner.device),
+        req_pool_indices=on_device(rows, runner.device),
         req_to_token_pool=runner.req_to_token_pool,
         return_logprob=False,
-        multimodal_inputs=[None],
+        multimodal_inputs=[None] * len(reqs),
     )
     batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
     return batch

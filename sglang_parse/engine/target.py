@@ -49,7 +49,7 @@ class TargetModel:
     """The target's worker.
 
     Attributes:
-        pass_graphs: ``PassGraphs``, narrowest first.
+        pass_graphs: ``PassGraphs``, smallest first.
     """
 
     pass_graphs: Sequence[Any] = ()
@@ -71,7 +71,13 @@ class TargetModel:
         if forward_batch.is_prefill_only:
             result = self.worker.forward_batch_generation(None, forward_batch, **kwargs)
             return PrefillForward(result, None)
-        result = self.worker.forward_batch_generation(None, forward_batch, is_verify=True, **kwargs)
+        graphs = self.graphs_of(forward_batch) if _is_text(batch, forward_batch) else None
+        if graphs is None:
+            run = self.worker.forward_batch_generation
+            result = run(None, forward_batch, is_verify=True, **kwargs)
+        else:
+            output, _ = graphs.run(forward_batch)
+            result = GenerationBatchResult(logits_output=output, can_run_cuda_graph=True)
         logits = result.logits_output.next_token_logits
         is_bad, is_empty = nan_rows(logits), None
         adjusted = [
@@ -87,6 +93,10 @@ class TargetModel:
         tokens = broadcast(mark_faults(tokens, is_bad, is_empty))
         result.next_token_ids = tokens.clamp(min=0)
         return PrefillForward(result, HostCopy(tokens))
+
+    def graphs_of(self, batch: ForwardBatch) -> Any:
+        """The smallest ``PassGraphs`` that run a causal forward, if any do."""
+        return next((one for one in self.pass_graphs if one.fits(batch)), None)
 
     def decode(
         self, batch: ScheduleBatch, indices: Sequence[int], last_ids: torch.Tensor | None = None
@@ -107,6 +117,13 @@ class TargetModel:
             return_hidden_states_before_norm=False,
         )
         return self.runner.forward(forward_batch)
+
+
+def _is_text(batch: ScheduleBatch, forward_batch: ForwardBatch) -> bool:
+    """Whether a prefill reads tokens alone, and no KV that is still on its way from the host."""
+    embeds = forward_batch.input_embeds, forward_batch.replace_embeds
+    is_embedded = forward_batch.contains_mm_inputs() or any(part is not None for part in embeds)
+    return not is_embedded and batch.hicache_consumer_index < 0
 
 
 def _capture_mode(reqs: Sequence[Req]) -> CaptureHiddenMode | None:

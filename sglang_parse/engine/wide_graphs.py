@@ -1,7 +1,7 @@
-"""CUDA graphs of forwards with one width: so many rows of each request.
+"""CUDA graphs of forwards with so many rows of each request, or of all requests together.
 
-SGLang captures such forwards for its verify passes. The same runner captures others here, with an
-attention backend and inputs of their own. A graph ends with the rows' hidden states.
+SGLang captures forwards of one width for its verify passes. The same runner captures others here,
+with an attention backend and inputs of their own. A graph ends with the rows' hidden states.
 
 Source: ``sglang.srt.speculative.uno_cuda_graph_runner``, a second runner with a width of its own.
 """
@@ -36,20 +36,28 @@ class WideInputs:
 
     Args:
         width: rows of each request.
-        max_reqs: requests of the largest graph.
+        max_size: requests of the largest graph.
         device: where the tensors are.
+        max_reqs: requests, where they have any rows, of a graph of ``size * width``; 0 where each
+            has ``width``.
 
     Attributes:
-        ids, positions, slots: int64 [max_reqs * width] of the rows.
-        pools, starts: int64 [max_reqs] the requests' rows of ``req_to_token``, and their tokens
+        ids, positions, slots: int64 [max_size * width] of the rows.
+        pools, starts: int64 [requests] the requests' rows of ``req_to_token``, and their tokens
             before these rows.
+        lens: int64 [max_reqs] their rows; None where each has ``width``.
     """
 
-    def __init__(self, width: int, max_reqs: int, device: Any) -> None:
-        self.width, max_rows = width, max_reqs * width
+    def __init__(self, width: int, max_size: int, device: Any, max_reqs: int = 0) -> None:
+        self.width, self.max_size, max_rows = width, max_size, max_size * width
         with torch.device(device):
             self.ids, self.positions, self.slots = torch.zeros(3, max_rows, dtype=torch.int64)
-            self.pools, self.starts = torch.zeros(2, max_reqs, dtype=torch.int64)
+            self.pools, self.starts = torch.zeros(2, max_reqs or max_size, dtype=torch.int64)
+            self.lens = torch.zeros(max_reqs, dtype=torch.int64) if max_reqs else None
+
+    def num_reqs(self, size: int) -> int:
+        """Requests that a graph of ``size`` has room for."""
+        return size if self.lens is None else min(1 + size * self.width, len(self.pools))
 
 
 class WideInput(SpecInput):
@@ -68,12 +76,16 @@ class WideInput(SpecInput):
 
 
 class WideGraphs(DecodeCudaGraphRunner):
-    """The graphs of one width, for several numbers of requests.
+    """The graphs of one width, for several numbers of requests; or of several numbers of rows,
+    ``width`` of them for each of SGLang's "requests".
 
     Args:
         runner: the model's runner; its decode graphs exist.
         rows: what the rows of a request attend to among themselves.
         inputs: what the graphs read.
+        sizes: of the graphs.
+        what: of the model's forwards these are, for the log and metrics.
+        slots: see ``WideTritonBackend``.
 
     Attributes:
         states: [rows of the largest graph, ...] what the last replay left: the rows' hidden states,
@@ -84,18 +96,26 @@ class WideGraphs(DecodeCudaGraphRunner):
 
     head: Callable[..., LogitsProcessorOutput]
 
-    def __init__(self, runner: Any, rows: RequestLayout, inputs: WideInputs) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        rows: RequestLayout,
+        inputs: WideInputs,
+        sizes: Sequence[int],
+        what: str,
+        slots: torch.Tensor | None = None,
+    ) -> None:
         self.inputs, self.states = inputs, list[torch.Tensor]()
-        with _capturing(runner, self):
+        self.name = f"{model_name(runner)}: {what}"
+        with _capturing(runner, self, sizes):
             super().__init__(
                 runner,
-                attn_backend=WideTritonBackend(runner, rows),
+                attn_backend=WideTritonBackend(runner, rows, inputs.lens, slots),
                 speculative_num_steps=1,
                 speculative_num_draft_tokens=inputs.width,
             )
-        text = "PARSE: one CUDA graph per forward of %d rows a request of the %s, for %s requests"
-        model = "draft model" if runner.is_draft_worker else "target"
-        logger.info(text, inputs.width, model, self.capture_bs)
+        text = "PARSE: CUDA graphs of the %s, %d rows x %s"
+        logger.info(text, self.name, inputs.width, self.capture_bs)
 
     def padded(self, num_reqs: int) -> int:
         """Requests of the smallest graph that holds so many."""
@@ -125,8 +145,7 @@ class WideGraphs(DecodeCudaGraphRunner):
     # -- capture ----------------------------------------------------------------
 
     def get_spec_info(self, num_tokens: int) -> SpecInput:
-        del num_tokens
-        return WideInput(self.inputs.width)
+        return WideInput(self.inputs.width if self.inputs.lens is None else num_tokens)
 
     def _next_token_logits_buffer_capacity_rows(self, max_num_tokens: int) -> int:
         # The buffer that SGLang's runners share holds one row per request; no logits leave a graph.
@@ -136,11 +155,12 @@ class WideGraphs(DecodeCudaGraphRunner):
         """The batch reads tensors that only these graphs read: SGLang's runners share theirs."""
         forward_batch, backend, proxy = super().capture_prepare(size, *args, **kwargs)
         inputs, rows = self.inputs, slice(size * self.inputs.width)
+        num_reqs = forward_batch.batch_size = inputs.num_reqs(size)
         forward_batch.input_ids = inputs.ids[rows]
         forward_batch.positions = inputs.positions[rows]
         forward_batch.out_cache_loc = inputs.slots[rows]
-        forward_batch.req_pool_indices = inputs.pools[:size]
-        forward_batch.seq_lens = forward_batch.orig_seq_lens = inputs.starts[:size]
+        forward_batch.req_pool_indices = inputs.pools[:num_reqs]
+        forward_batch.seq_lens = forward_batch.orig_seq_lens = inputs.starts[:num_reqs]
         forward_batch.next_token_logits_buffer = None
         self.model_runner.kv_index_translator.bind_runner_slots(forward_batch)
         return forward_batch, backend, proxy
@@ -177,8 +197,12 @@ def graph_sizes_of(width: int, max_rows: int, captured: Sequence[int]) -> list[i
     return [n for n in SIZES if n * width <= max_rows and n <= max(captured)]
 
 
+def model_name(runner: Any) -> str:
+    return "draft model" if runner.is_draft_worker else "target"
+
+
 @contextmanager
-def _capturing(runner: Any, graphs: WideGraphs) -> Iterator[None]:
+def _capturing(runner: Any, graphs: WideGraphs, sizes: Sequence[int]) -> Iterator[None]:
     """While it lasts, captures of the runner are those of ``graphs``."""
     decode, model, inputs = get_exec().graph.cuda_graph_config.decode, runner.model, graphs.inputs
     processor, bs = model.logits_processor, decode.bs
@@ -187,7 +211,7 @@ def _capturing(runner: Any, graphs: WideGraphs) -> Iterator[None]:
         "speculative_num_steps": 1,
         "speculative_eagle_topk": 1,
     }
-    decode.bs = [n for n in SIZES if n <= len(inputs.pools)]
+    decode.bs = [*sizes]
     model.logits_processor = _EndingHead(graphs, processor)
     runner.capture_head_hooks.append(graphs.load)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ from sglang_parse.engine.prefill import prefill
 from sglang_parse.engine.prewarm import prewarm
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.states import keeper_of
+
+logger = logging.getLogger(__name__)
 
 
 class ParseWorker(BaseSpecWorker):
@@ -101,12 +104,15 @@ class ParseWorker(BaseSpecWorker):
             check_kv(runner.prefill_attention_backend_str, runner.kv_cache_dtype, "draft")
 
     def init_cuda_graphs(self) -> None:
+        free = _free_bytes()
         super().init_cuda_graphs()
         if self.engine.eagle is not None:
             self.engine.eagle.init_cuda_graphs()
-        target, head = self.engine.verifier.target, self.engine.eagle
-        proposal = (head.worker.speculative_num_draft_tokens,) if head else ()
-        target.pass_graphs = pass_graphs.capture(target.runner, (*pass_graphs.WIDTHS, *proposal))
+        target = self.engine.verifier.target
+        target.pass_graphs = pass_graphs.capture(target.runner)
+        if free:
+            taken = (free - _free_bytes()) / 2**30
+            logger.info("PARSE: CUDA graphs of the draft model and of passes take %.2f GB", taken)
 
     def prewarm_sampling(self) -> SamplingPrewarmResult:
         """Called on the forward stream when all graphs are captured."""
@@ -139,3 +145,8 @@ class ParseWorker(BaseSpecWorker):
             return
         self.pipeline.order_after_forward(self.engine.verifier.target.runner.device)
         self.engine.drafter.model.kv.settle(req, req.owned_kv_len())
+
+
+def _free_bytes() -> int:
+    """Of the GPU; 0 without one."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0

@@ -135,6 +135,22 @@ class Shape:
             quantization_config=None,
         )
 
+    def write_dflash(self, folder: Path) -> Path:
+        """Writes the folder of a DFLASH draft for this target: five layers of its width, which read
+        as many of its layers, and blocks of 16."""
+        draft, layers = replace(self, name=f"{self.name}-dflash"), self.num_hidden_layers
+        read = sorted({1 + place * (layers - 2) // 4 for place in range(5)}) if layers > 2 else [0]
+        return draft.write_model(
+            folder,
+            architectures=["DFlashDraftModel"],
+            num_hidden_layers=5,
+            layer_types=None,
+            num_target_layers=layers,
+            block_size=16,
+            dflash_config={"mask_token_id": self.vocab_size - 1, "target_layer_ids": read},
+            quantization_config=None,
+        )
+
     def write_judge(self, folder: Path, target: Path, draft: Path) -> Path:
         """Writes the folder of a verdict head for these models: one layer, random weights."""
         import torch

@@ -102,6 +102,7 @@ class ParseMetrics:
             ("simulated_acceptance", ""): counters.simulated_accept_ratio,
             ("verdict_drift", ""): counters.verdict_drift,
             ("judge", counters.judge or ""): 1 if counters.judge else None,
+            **{("graph_speedup", kind): ratio for kind, ratio in counters.graphs.items()},
             **{("certificate_mismatch", what): 1 for what in counters.certificate_mismatch},
         }
         for (name, label_value), value in gauges.items():

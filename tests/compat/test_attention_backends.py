@@ -103,6 +103,7 @@ def test_backends_of_gpus():
         "fa3 alias of latent KV right",
         "fa3 alias with windows right",
         "triton graphs right",
+        "triton graphs with windows right",
     ]
 
 
@@ -118,8 +119,23 @@ def test_split_kv_of_graphs():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("right to") == 7
+    assert done.stdout.count("right to") == 10
     assert "SGLang's kernel does the rest" in done.stdout
+
+
+@pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
+def test_split_kv_over_a_grid():
+    """Head dimensions 64 to 256, groups 1 to 16, pages, 8-bit KV, 32k of context, two dtypes."""
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "gpu" / "split_kv_cost.py"), *("--tiny", "--check", "--grid")],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("right to") == 10 + 2 * 58
 
 
 def test_parses_backends_replace_the_stock_ones():

@@ -3,14 +3,20 @@ that the host plans, from tensors that stay where they are."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
-from sglang_parse.engine.drafting import block_graphs
+from sglang_parse.engine.drafting import block_graphs, block_kernels
 from sglang_parse.engine.drafting.block_graphs import BlockBody
 from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS, graph_sizes_of
 
@@ -158,6 +164,61 @@ def test_replays_are_the_planned_blocks(
             assert [*found] == [*wanted]
         rows = slice(len(pools) * body.width, 4 * body.width)
         assert not body.slots[rows].any(), "padding reads and writes SGLang's padding slot"
+
+
+@pytest.mark.nightly("tests/e2e/test_graphs.py")
+@pytest.mark.skipif(block_kernels.ARE_USED, reason="they are used already")
+def test_replays_by_kernels_are_the_planned_blocks():
+    """The same tests, with Triton's interpreter for the kernels of a GPU."""
+    here = Path(__file__)
+    words = [sys.executable, "-m", "pytest", str(here), "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        words,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=here.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 skipped" in done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_block_is_two_kernels_beside_the_model(
+    kind: BlockKind, table: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+):
+    """One before its forward, one behind the choices, and a minimum; there were some 80."""
+    launched: list[str] = []
+    body = body_of(kind, table)
+    for name in ("_load", "_accept"):
+        grid = {(2,): lambda *_, name=name: launched.append(name)}
+        monkeypatch.setattr(block_kernels, name, grid)
+    monkeypatch.setattr(block_graphs, "ARE_USED", True)
+    choices = torch.zeros(2 * body.width, dtype=torch.int64)
+    monkeypatch.setattr(block_graphs, "_greedy", lambda *_: choices)
+    hidden = torch.zeros(2 * body.width, HIDDEN)
+    with Operations() as found:
+        body.load(2)
+        body.accept(hidden, lambda hidden: hidden)
+    assert launched == ["_load", "_accept"]
+    views = ("aten.slice.", "aten.t.", "aten.permute.", "aten.unbind.", "aten.view.", "aten.trans")
+    assert [name for name in found.names if not name.startswith(views)] == ["aten.minimum.default"]
+
+
+class Operations(TorchDispatchMode):
+    """The names of PyTorch's operations in a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def test_with_many_rows_only_those_that_matter_reach_the_head(table: torch.Tensor):

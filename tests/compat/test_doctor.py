@@ -420,7 +420,7 @@ def answered(**parse: Any) -> served.Served:
 
 def statuses(**parse: Any) -> dict[str, Finding]:
     found = answered(**parse)
-    names = served.NAMES[1:]
+    names = served.NAMES[1:-1]
     checks = [getattr(found, name.replace(" ", "_")) for name in names]
     described = run_check("answers", lambda: found.described("1 of 1 prompts answered"))
     return {"answers": described, **made(zip(names, checks, strict=True))}
@@ -438,6 +438,28 @@ def test_good_answers():
     assert found["speedup"].found.startswith("2.50x over plain decoding")
     assert "at most 2.00x = 1 / (r 0.20 + v 0.10 + 1 - a 0.80)" in found["speedup"].found
     assert "Largest cost: drafting (0.20; a smaller" in found["speedup"].found
+
+
+@pytest.mark.parametrize(
+    ("ratios", "status", "text"),
+    [
+        ({}, OK, "none of PARSE's own"),
+        ({"target: 16 rows": 2.5}, OK, "as fast as in pieces: target: 16 rows 2.5x"),
+        ({"target: 16 rows": 2.5, "blocks": 0.0}, WARNING, "2.5x; switched off at start: blocks"),
+        (None, NOT_CHECKED, "without --enable-metrics"),
+    ],
+)
+def test_cuda_graphs(ratios: dict | None, status: str, text: str, monkeypatch: pytest.MonkeyPatch):
+    """What the server has found of them at its start."""
+    one = answered()
+    one.info["enable_metrics"] = ratios is not None
+    lines = (f'{{engine_type="unified",graph="{k}"}} {v}' for k, v in (ratios or {}).items())
+    page = "\n".join(["# HELP", *(f"sglang:parse_graph_speedup{line}" for line in lines), ""])
+    answer = httpx.Response(200, text=page, request=httpx.Request("GET", "http://x"))
+    monkeypatch.setattr(served.httpx, "get", lambda *_, **__: answer)
+    found = run_check("CUDA graphs", one.cuda_graphs)
+    assert found.status == status
+    assert text in found.found
 
 
 def test_a_setting_that_loses_to_token_mode():
@@ -467,7 +489,7 @@ def test_bad_answers():
     suspended = statuses(rounds=0, skipped_drafts=3, trace=[], reason="drafting suspended: slow")
     assert suspended["answers"].status == WARNING
     assert "nothing was drafted: drafting suspended: slow" in suspended["answers"].found
-    assert {suspended[name].status for name in served.NAMES[1:]} == {NOT_CHECKED}
+    assert {suspended[name].status for name in served.NAMES[1:-1]} == {NOT_CHECKED}
 
 
 @pytest.mark.parametrize(

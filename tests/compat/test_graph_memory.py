@@ -58,3 +58,17 @@ def test_graphs_allocate_no_mask_for_verify_passes(recipe: str, measured: dict):
     assert stock - parse > 0.4 * GIB
     # Page tables of the steps that are captured, four bytes a column.
     assert parse < 1.1 * 4 * max_bs * flags_of(recipe)["context-length"]
+
+
+@pytest.mark.nightly("tests/compat/test_attention_backends.py")
+def test_parses_graphs_have_no_masks_of_the_context(nursery: Nursery):
+    """Their tensors are slots of contexts, and the parts of attention: 0.3 GB at 128k tokens, where
+    masks as wide as the context and buffers of decode steps would be more."""
+    printed = nursery.run("-m", "support.graph_memory", json.dumps([[385, 131_072, 48]]))
+    (found,) = json.loads(printed.splitlines()[-1])
+    blocks, passes = found["blocks"]
+    slots = 8 * 131_072
+    parts = 4 * 64 * (128 + 1) * 1024  # heads, and each one's values and weight, of a row and part
+    assert blocks < 16 * slots + 3 * parts
+    assert passes < 129 * slots + 3 * parts
+    assert blocks + passes < 0.4 * GIB

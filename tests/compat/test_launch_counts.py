@@ -181,7 +181,7 @@ def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
             rows = (requests.stop - requests.start) * width
             return torch.zeros(rows, VOCAB, device=GPU), None
 
-    engine.drafter.model._block_graphs = {layout: Graphs()}
+    engine.drafter.model.block_graphs = {layout: Graphs()}
     candidates: list[Any] = []
     engine.controller.blocks.choose = lambda _, among: candidates.extend(among) or layout
     found = count(lambda: launched(batch, engine))
@@ -206,7 +206,7 @@ def test_a_draft_prefill_in_a_graph(count: Count, width: int):
             logits = torch.zeros(1, VOCAB, device=GPU)
             return SimpleNamespace(next_token_logits=logits), width
 
-    engine.drafter.model._prefill_graphs = [Graphs()]
+    engine.drafter.model.prefill_graphs = [Graphs()]
     found = count(lambda: engine.drafter.model.extend([req], [0], [PROMPT]))
     fits = width == PROMPT
     assert replayed == ([([0], [PROMPT])] if fits else [])
@@ -216,7 +216,7 @@ def test_a_draft_prefill_in_a_graph(count: Count, width: int):
 
 @pytest.mark.parametrize(
     ("allocated", "budget", "blocks"),
-    [(200, 512, 16), (BLOCKS * SIZE + 15, 512, BLOCKS + 1), (BLOCKS * SIZE + 15, 30, 15)],
+    [(200, 512, 15), (BLOCKS * SIZE + 15, 512, BLOCKS + 1), (BLOCKS * SIZE + 15, 20, 11)],
     ids=["slots for more", "slots for the chunk", "slots for the draft"],
 )
 def test_as_many_blocks_as_the_tokens_are_expected_to_take(
@@ -234,6 +234,19 @@ def test_as_many_blocks_as_the_tokens_are_expected_to_take(
     assert found.forwards == {"DRAFT_EXTEND_V2": blocks}
 
 
+@pytest.mark.parametrize(("length", "blocks"), [(1, 1), (5, 2), (16, 5), (24, 6), (48, 11)])
+@pytest.mark.usefixtures("count")
+def test_a_drafts_first_block_brings_one_token(length: int, blocks: int):
+    """At 4.9 a block drafts of 16, 24 and 48 were short of one block, and took a second chunk."""
+    req = drafting(0)
+    req.sampling_params.max_new_tokens = 1 + length
+    batch, engine = in_blocks(req, num_blocks=4 * BLOCKS)
+    (cost,) = (c for x, c in engine.controller.blocks.costs.items() if x.masks.value == "last")
+    cost.num_tokens, cost.num_used = 49.0, 10.0
+    iteration, _ = launched(batch, engine)
+    assert iteration.chunk.num_forwards == blocks
+
+
 def test_a_chunk_that_measures_its_layout(count: Count):
     """It is short, and the next chunk may have another layout."""
     reqs = [drafting(0), drafting(1)]
@@ -241,7 +254,7 @@ def test_a_chunk_that_measures_its_layout(count: Count):
     engine.controller.blocks.probe_tokens = SIZE
     first: list[Any] = []
     found = count(lambda: first.extend(launched(batch, engine)))
-    assert found.forwards == {"DRAFT_EXTEND_V2": 2}
+    assert found.forwards == {"DRAFT_EXTEND_V2": 3}
     assert not can_launch_before_sync(first[0], reqs)
 
 

@@ -126,7 +126,7 @@ def test_blocks_after_blocks_in_flight(
     batch = batch_of(*reqs)
     if seeds:
         batch.sampling_info.sampling_seed = torch.zeros(2, dtype=torch.int64, device=GPU)
-    config = ParseConfig(draft_tokens=64, draft_chunk=6)  # two of a block's four are expected
+    config = ParseConfig(draft_tokens=64, draft_chunk=5)  # two of a block's four are expected
     engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
     (plan,) = (plan for plan in engine.controller.blocks.costs if plan.masks.value == masks)
     monkeypatch.setattr(engine.controller.blocks, "choose", lambda *_: plan)

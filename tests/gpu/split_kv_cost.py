@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import triton
 from sglang.kernels.ops.attention import extend_attention
@@ -48,23 +49,40 @@ def elapsed() -> float:
 
 @dataclass(frozen=True)
 class Shape:
-    """A call's sizes; ``contexts``: tokens before the rows of each request."""
+    """A call's sizes.
+
+    Attributes:
+        contexts: tokens before the rows of each request.
+        lens: rows of each request, where they differ; the last one's may be padding.
+        page: slots that lie together.
+        kv_dtype: of the caches; None: as the rest.
+    """
 
     heads: int
     kv_heads: int
     dim: int
     rows: RequestLayout
     contexts: tuple[int, ...]
+    lens: tuple[int, ...] = ()
+    page: int = 1
+    kv_dtype: torch.dtype | None = None
 
     @property
     def width(self) -> int:
         return self.rows.num_rows
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.lens or (self.width,) * len(self.contexts)
+
     def __str__(self) -> str:
         kind = "causal" if self.rows.is_causal else "mask"
-        sizes = f"{self.heads}/{self.kv_heads} heads of {self.dim}, {self.width} rows ({kind})"
+        rows = ",".join(map(str, self.lens)) or str(self.width)
+        sizes = f"{self.heads}/{self.kv_heads} heads of {self.dim}, {rows} rows ({kind})"
         contexts = sorted(set(self.contexts))
-        return f"{sizes}, {len(self.contexts)} x {','.join(map(str, contexts))}"
+        more = f", pages of {self.page}" if self.page > 1 else ""
+        more += f", {self.kv_dtype}" if self.kv_dtype else ""
+        return f"{sizes}, {len(self.contexts)} x {','.join(map(str, contexts))}{more}"
 
 
 def chain(width: int) -> RequestLayout:
@@ -85,6 +103,10 @@ TINY = [
     Shape(5, 1, 64, block(4), (3 * split_kv.TILE + 5,)),
     Shape(2, 1, 80, chain(70), (333, 7)),
     Shape(1, 1, 16, chain(1), (5, 0)),
+    # Rows of a graph, of whichever request; the last request is padding.
+    Shape(4, 2, 64, chain(64), (333, 7, 65, 0, 0), (25, 1, 1, 0, 37)),
+    Shape(10, 2, 128, chain(48), (0, 130, 0), (33, 15, 0), kv_dtype=torch.float8_e4m3fn),
+    Shape(4, 2, 64, block(4), (70, 333), page=16, kv_dtype=torch.float8_e5m2),
 ]
 CHECKED = [
     *TINY,
@@ -93,6 +115,17 @@ CHECKED = [
     Shape(40, 8, 128, chain(129), LENGTHS),
     Shape(4, 2, 256, chain(9), LENGTHS),
 ]
+
+
+def grid() -> Iterator[Shape]:
+    """Head dimensions, groups, pages and KV dtypes; a few long contexts."""
+    lens = (17, 1, 6, 8)
+    for dim, group in itertools.product((64, 80, 128, 192, 256), (1, 2, 5, 8, 16)):
+        yield Shape(group, 1, dim, chain(sum(lens)), (70, 333, 0, 0), lens, page=16)
+        yield Shape(group, 1, dim, block(3), (70, 1, 0), kv_dtype=torch.float8_e4m3fn)
+    for dim, page in itertools.product((64, 256), (1, 16)):
+        yield Shape(8, 1, dim, chain(16), (32_768, 0), (9, 7), page)
+        yield Shape(2, 1, dim, block(3), (8192,), page=page, kv_dtype=torch.float8_e4m3fn)
 
 
 class Inputs:
@@ -105,8 +138,9 @@ class Inputs:
     def __init__(
         self, shape: Shape, dtype: torch.dtype, caches: torch.Tensor | None = None
     ) -> None:
-        self.shape, num_rows = shape, len(shape.contexts) * shape.width
-        num_slots, context_sum = sum(shape.contexts) + 1, sum(shape.contexts)
+        self.shape, num_rows, page = shape, sum(shape.counts), shape.page
+        context_sum = sum(shape.contexts)
+        num_slots = -(-(context_sum + 1) // page) * page
         if caches is None:
             caches = torch.randn(1, 2, num_slots, shape.kv_heads, shape.dim, device=DEVICE).to(
                 dtype
@@ -117,27 +151,32 @@ class Inputs:
             self.k, self.v = torch.randn(2, num_rows, shape.kv_heads, shape.dim).to(dtype)
             self.out = torch.full_like(self.q, math.nan)
             starts = torch.tensor([0, *itertools.accumulate(shape.contexts)])
-            self.slots = torch.randperm(num_slots)[:context_sum]
+            pages = torch.randperm(num_slots // page)[:, None] * page + torch.arange(page)
+            self.slots = pages.flatten()[:context_sum]
             sizes = [shape.width * (length + shape.width) for length in shape.contexts]
             self.mask_indptr = torch.tensor([0, *itertools.accumulate(sizes)])
-            self.qo_indptr = torch.arange(len(shape.contexts) + 1) * shape.width
+            self.qo_indptr = torch.tensor([0, *itertools.accumulate(shape.counts)])
+        self.scales = (0.5, 2.0) if shape.kv_dtype else (1.0, 1.0)
+        self.caches = self.caches.to(shape.kv_dtype or dtype)
         self.kv_indptr = starts.to(torch.int32)
-        self.mask = None if shape.rows.is_causal else self._mask()
+        self.tail = qlen_only_mask(shape.rows, DEVICE).to(torch.uint8)
 
-    def _mask(self) -> torch.Tensor:
-        """The context's part, which no kernel reads, would hide all of it."""
-        tail = qlen_only_mask(self.shape.rows, DEVICE).to(torch.uint8)
-        rows = [torch.nn.functional.pad(tail, (length, 0)) for length in self.shape.contexts]
+    def _mask(self, *, is_stock: bool) -> torch.Tensor | None:
+        """Of the new rows; SGLang's with the context's part, which would hide all of it."""
+        if self.shape.rows.is_causal or not is_stock:
+            return None if self.shape.rows.is_causal else self.tail.flatten()
+        rows = [torch.nn.functional.pad(self.tail, (length, 0)) for length in self.shape.contexts]
         return torch.cat([part.flatten() for part in rows])
 
     def run(self, kernel: Callable[..., None]) -> torch.Tensor:
         """Calls it as SGLang's backend does."""
         keys, values = self.caches[self._layer]
         self._layer = (self._layer + 1) % len(self.caches)
+        mask = self._mask(is_stock=kernel is extend_attention_fwd)
         kernel(
             *(self.q, self.k, self.v, self.out, keys, values),
-            *(self.qo_indptr, self.kv_indptr, self.slots, self.mask, True, self.mask_indptr),
-            *(self.shape.width, 1.0, 1.0, self.shape.dim**-0.5),
+            *(self.qo_indptr, self.kv_indptr, self.slots, mask, True, self.mask_indptr),
+            *(self.shape.width, *self.scales, self.shape.dim**-0.5),
             logit_cap=0.0,
             sliding_window_size=-1,
             sinks=None,
@@ -153,12 +192,16 @@ class Inputs:
     def expected(self) -> torch.Tensor:
         """float [rows, heads, dim], from the first layer's cache."""
         shape, group, found = self.shape, self.shape.heads // self.shape.kv_heads, []
-        seen = qlen_only_mask(shape.rows, DEVICE)
         for i, slots in enumerate(self.slots.split(shape.contexts)):
-            rows = slice(i * shape.width, (i + 1) * shape.width)
+            rows, count = slice(*self.qo_indptr[i : i + 2].tolist()), shape.counts[i]
+            if not count:  # padding of a graph that is full
+                continue
+            seen = qlen_only_mask(chain(count) if shape.lens else shape.rows, DEVICE)
             keys, values = (
-                torch.cat((cache[slots], new[rows])).float().repeat_interleave(group, 1)
-                for cache, new in zip(self.caches[0], (self.k, self.v), strict=True)
+                torch.cat((cache[slots].float() * scale, new[rows])).repeat_interleave(group, 1)
+                for cache, new, scale in zip(
+                    self.caches[0], (self.k.float(), self.v.float()), self.scales, strict=True
+                )
             )
             scores = torch.einsum("rhd,chd->hrc", self.q[rows].float(), keys) * shape.dim**-0.5
             scores[:, :, len(slots) :].masked_fill_(~seen, -math.inf)
@@ -172,14 +215,18 @@ def refuse(*_: Any, **__: Any) -> None:
 
 def split_of(shape: Shape, stock: Callable[..., None] = refuse) -> SplitKV:
     heads = shape.heads, shape.kv_heads, shape.dim
-    split = SplitKV(stock, shape.width, len(shape.contexts), heads, DEVICE)
+    most = sum(shape.lens)
+    split = SplitKV(stock, shape.width, len(shape.contexts), heads, DEVICE, most)
+    if most:
+        split.plan(torch.tensor(shape.lens, device=DEVICE), most)
     split._partial.fill_(math.nan)  # of a request that is gone
     split._lse.fill_(math.nan)
     return split
 
 
-def check(shapes: list[Shape], dtype: torch.dtype) -> bool:
+def check(shapes: Iterable[Shape], dtype: torch.dtype) -> bool:
     """Whether all are right: rounding to bf16 comes to less than 0.02, in SGLang's kernel, too."""
+    shapes = [*shapes]
     torch.manual_seed(0)
     all_right = True
     limit = 1e-5 if dtype == torch.float32 else 0.02
@@ -192,7 +239,7 @@ def check(shapes: list[Shape], dtype: torch.dtype) -> bool:
         if DEVICE == "cuda":
             inputs.out.fill_(math.nan)
             stock = f"{(inputs.run(extend_attention_fwd) - expected).abs().max().item():.1e}"
-        is_right = error < limit  # not so a NaN
+        is_right = error < limit * inputs.scales[1]  # not so a NaN
         verdict, all_right = "right" if is_right else "WRONG", all_right and is_right
         print(f"{verdict} to {error:.1e} (SGLang's {stock}): {shape}", flush=True)
     return all_right
@@ -235,9 +282,10 @@ def check_what_is_sglangs() -> None:
     }.items():
         assert leaves({}, **{option: value}), option
         assert called[0][1][option] is value
-    split._shared_memory = 99 << 10
-    with mock.patch.object(split_kv, "STAGES", 99):
-        assert leaves({})
+    split._shared_memory = 1 << 10
+    assert leaves({})
+    with pytest.raises(NotImplementedError):
+        leaves({"mask": inputs.tail})
     print("SGLang's kernel does the rest", flush=True)
 
 
@@ -315,8 +363,8 @@ def compile_all(work: Iterable[tuple[Setting, Inputs]]) -> None:
         return
     start = elapsed()
     kernels = [
-        (split_kv, "_attend_part"),
-        (split_kv, "_combine"),
+        (split_kv, "attend_part"),
+        (split_kv, "combine"),
         (extend_attention, "_fwd_kernel"),
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool, ExitStack() as patches:
@@ -384,6 +432,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=55.0, help="tuning ends in time for it")
     parser.add_argument("--tiny", action="store_true", help="small shapes, two settings")
+    parser.add_argument("--grid", action="store_true", help="check many shapes, in both dtypes")
     parser.add_argument("--check", action="store_true", help="no times")
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "interpreter"
@@ -391,6 +440,8 @@ def main() -> None:
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
     check_what_is_sglangs()
     is_right = check(TINY if options.tiny else CHECKED, dtype)
+    for kind in (torch.bfloat16, torch.float16) if options.grid else ():
+        is_right &= check(grid(), kind)
     print(f"-- checked after {elapsed():.0f} s", flush=True)
     if options.check:
         sys.exit(not is_right)

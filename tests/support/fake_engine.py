@@ -292,8 +292,8 @@ def engine_for(
         device=GPU,
         runs_ahead=True,
         graph_reqs=8,
-        _block_graphs={},
-        _prefill_graphs=[],
+        block_graphs={},
+        prefill_graphs=[],
         mask_id=VOCAB - 1,
         req_to_token=table,
         kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),
@@ -377,9 +377,10 @@ def drafting_batch(*reqs: Any, num_steps: int = CHUNK) -> tuple[Any, Any]:
 def in_blocks(
     *reqs: Any, masks: str = "last", num_blocks: int = BLOCKS, **settings: Any
 ) -> tuple[Any, Any]:
-    """As ``drafting_batch``: chunks of blocks, which are expected to bring half of their tokens."""
+    """As ``drafting_batch``: chunks of blocks, which are expected to bring half of their tokens, a
+    draft's first one a token."""
     batch = batch_of(*reqs)
-    config = ParseConfig(draft_tokens=512, draft_chunk=SIZE // 2 * num_blocks)
+    config = ParseConfig(draft_tokens=512, draft_chunk=1 + SIZE // 2 * (num_blocks - 1))
     has_head = masks == "head"
     engine = engine_for(batch, config=config, block_size=SIZE, has_head=has_head, **settings)
     (plan,) = (plan for plan in engine.controller.blocks.costs if plan.masks.value == masks)

@@ -3,7 +3,8 @@ numbers.
 
 Run by ``test_graph_memory`` in a process of its own, because SGLang's FlashAttention module wants
 the kernels' library, which is stood in for. Takes a JSON list of sizes and prints one of objects:
-backend -> bytes by the settings as they are, and bytes under PARSE.
+backend -> bytes by the settings as they are, and bytes under PARSE; "blocks": bytes of the graphs
+of blocks with masks after every row, and of those of passes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from sglang.srt.layers.attention import flashattention_backend, triton_backend  
 from sglang.srt.runtime_context import _ConfigBag, get_parallel  # noqa: E402
 
 from sglang_parse.algorithm import ParseAlgorithm  # noqa: E402
+from sglang_parse.attention.triton_wide import WideTritonBackend  # noqa: E402
+from sglang_parse.core.block import BlockKind, Masks  # noqa: E402
+from sglang_parse.core.layout import RequestLayout  # noqa: E402
 from sglang_parse.patches.parse import decode_graphs  # noqa: E402
 
 MODULES = (triton_backend, flashattention_backend)
@@ -72,6 +76,8 @@ def target(context: int, max_bs: int) -> Any:
         sliding_window_size=None,
         page_size=1,
         device="meta",
+        model=torch.nn.Module(),
+        dtype=torch.bfloat16,
         gpu_id=0,
         decode_num_tokens_per_req=lambda **_: 1,
     )
@@ -103,6 +109,15 @@ def _kept(backend: Any) -> int:
     return sum(tensor.nbytes for tensor in kept.values())
 
 
+def wide_bytes(runner: Any, rows: RequestLayout, lens: torch.Tensor | None = None) -> int:
+    """Of graphs of 16 requests with these rows each, or of 1,024 rows of 128 requests."""
+    backend = WideTritonBackend(runner, rows, lens)
+    num_rows = 1024 if lens is not None else 16 * rows.num_rows
+    backend.init_cuda_graph_state(16, num_rows)
+    kept = {id(tensor): tensor for tensor in tensors(vars(backend) | vars(backend._split))}
+    return sum(tensor.nbytes for tensor in kept.values())
+
+
 def stand_in_for_a_server(spec: Any) -> None:
     """Stand-ins for a server's settings and for its GPU's capability."""
     nothing = mock.MagicMock()
@@ -127,6 +142,10 @@ def measure(longest_pass: int, context: int, max_bs: int) -> dict[str, tuple[int
     with get_parallel().override(**ranks):
         runner = target(context, max_bs)
         return {
+            "blocks": (
+                wide_bytes(runner, BlockKind(8, Masks.EVERY).rows(0)),
+                wide_bytes(runner, RequestLayout(0, 1024), torch.empty(129, device="meta")),
+            ),
             "triton": bytes_of(triton_backend.TritonAttnBackend, runner),
             "fa3": bytes_of(flashattention_backend.FlashAttentionBackend, runner),
         }

@@ -37,6 +37,7 @@ from sglang_parse.attention.flashinfer import (  # noqa: E402
 from sglang_parse.attention.support import MASK, SUPPORT  # noqa: E402
 from sglang_parse.attention.triton import ParseTritonBackend  # noqa: E402
 from sglang_parse.attention.triton_wide import WideTritonBackend  # noqa: E402
+from sglang_parse.core.layout import RequestLayout  # noqa: E402
 from sglang_parse.core.mask import qlen_only_mask  # noqa: E402
 from support.paged_inputs import PagedInputs, attend  # noqa: E402
 from support.paged_pass import (  # noqa: E402
@@ -47,6 +48,7 @@ from support.paged_pass import (  # noqa: E402
     KV_HEADS,
     LAYOUT,
     ON_DEVICE,
+    RAGGED,
     ROPE,
     WINDOW,
     PagedPass,
@@ -114,9 +116,12 @@ def triton_pass(given: PagedPass) -> torch.Tensor:
 
 
 def graph_pass(given: PagedPass, splits: bool) -> torch.Tensor:
-    """As in a CUDA graph of forwards with one width: planned from lengths on the device, in buffers
-    that an earlier replay has used. ``splits``: no call is SGLang's kernel's."""
-    rows = given.layout.requests[0]
+    """As in a CUDA graph of one width, or of so many rows: planned from lengths on the device, in
+    buffers that an earlier replay has used. ``splits``: no call is SGLang's kernel's."""
+    rows, lens = given.layout.requests[0], None
+    if given.layout is RAGGED:
+        rows = RequestLayout(0, given.layout.num_rows)
+        lens = torch.tensor([part.num_rows for part in given.layout.requests] + [0] * 4)
     width = rows.num_rows
     backend = triton_backend(
         WideTritonBackend,
@@ -129,18 +134,25 @@ def graph_pass(given: PagedPass, splits: bool) -> torch.Tensor:
         _width=width,
         _mask=None,
         _tail=None if rows.is_causal else qlen_only_mask(rows).to(torch.uint8),
+        _lens=lens,
+        _slots=None,
+        _can_split=splits,
         splits=splits,
     )
     if splits:
         backend.extend_attention_fwd = None
+    if given.window is not None:
+        backend.cuda_graph_window_kv_indices = torch.ones(512, dtype=torch.int64)
+        backend.cuda_graph_window_num_kv_splits = torch.ones(8, dtype=torch.int32)
+        backend.cuda_graph_window_kv_offsets = torch.zeros(8, dtype=torch.int32)
 
     def stock(self: Any, max_bs: int, max_num_tokens: int, kv_indices_buf: torch.Tensor) -> None:
         assert max_bs == max_num_tokens == 8
         self.cuda_graph_kv_indices = kv_indices_buf.fill_(1)
 
     with mock.patch.object(TritonAttnBackend, "init_cuda_graph_state", stock):
-        backend.init_cuda_graph_state(8, 8 * width)
-    if backend._mask is not None:
+        backend.init_cuda_graph_state(8, width if lens is not None else 8 * width)
+    if backend._mask is not None and not splits:
         backend._mask.fill_(1)
     batch = given.forward_batch
     batch.forward_mode, batch.seq_lens = ForwardMode.TARGET_VERIFY, batch.extend_prefix_lens
@@ -350,11 +362,15 @@ def main() -> None:
         vars(given.layer).update(LAYER)
         given.check(run(given))
         print(name, "alias with windows right")
-    for layout, splits in itertools.product((ON_DEVICE, CHAINS), (True, False)):
+    for layout, splits in itertools.product((ON_DEVICE, CHAINS, RAGGED), (True, False)):
         given = PagedPass(is_masked=True, layout=layout)
         vars(given.layer).update(LAYER)
         given.check(graph_pass(given, splits))
     print("triton graphs right")
+    given = PagedPass(is_masked=False, layout=RAGGED, window=WINDOW)
+    vars(given.layer).update(LAYER)
+    given.check(graph_pass(given, splits=False))
+    print("triton graphs with windows right")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ ON_DEVICE = VerifyLayout.of([block(length, Masks.EVERY, 3) for length in (9, 0, 
 """Such forwards of one width, launched without a sync in between."""
 CHAINS = VerifyLayout.of([RequestLayout(length, 5) for length in (9, 0, 20, 7)])
 """Causal passes of one width."""
+RAGGED = VerifyLayout.of([RequestLayout(*span) for span in ((9, 5), (0, 1), (20, 3), (7, 2))])
+"""Causal passes of several widths in one graph."""
 UNKNOWN = 6
 """By how much the host's upper bounds exceed their context lengths."""
 

@@ -197,12 +197,15 @@ class WarmProcess:
 
 
 def _sglang_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that SGLang reads when it is imported; none of PARSE's is."""
+    """Returns the variables that SGLang, or Triton, reads when it is imported; none of PARSE's."""
     known = (*READ_ON_IMPORT, *READ_WHEN_USED)
     return {
         name: value
         for name, value in env.items()
-        if name.startswith("SGLANG_") and not name.startswith("SGLANG_PARSE_") and name not in known
+        if name == "TRITON_INTERPRET"
+        or name.startswith("SGLANG_")
+        and not name.startswith("SGLANG_PARSE_")
+        and name not in known
     }
 
 

@@ -19,6 +19,7 @@ from sglang_parse.bench.run import random_task
 from sglang_parse.bench.run import run as run_bench
 from sglang_parse.bench.settings import BenchSettings, add_arguments
 from sglang_parse.client.records import Answer, BenchError, BenchRun, ServingRun, Variant
+from sglang_parse.client.targets import simulated_lens
 from sglang_parse.compare.figures import Measured, make_comparison
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.simulation import BLOCK_ENV_VAR
@@ -89,8 +90,7 @@ def test_servers_and_their_simulation(tmp_path: Path):
     specs = {spec.name: spec for spec in settings(*TINY, *words).specs()}
     assert list(specs) == names.split(",")
     block = {BLOCK_ENV_VAR: "4.9"}
-    stock = {"SGLANG_SIMULATE_ACC_METHOD": "match-expected", "SGLANG_SIMULATE_ACC_LEN": "3"}
-    assert dict(specs["eagle3@3"].environment) == block | stock
+    assert dict(specs["eagle3@3"].environment) == block | simulated_lens(3.0, 4)
     assert dict(specs["parse@every:32:7"].environment) == block | {SIMULATE: "every:32:7"}
     judges = {
         name: spec.flags[spec.flags.index("--parse-judge") + 1]
@@ -102,6 +102,19 @@ def test_servers_and_their_simulation(tmp_path: Path):
     assert {path.name for path in Path(head).iterdir()} == {"judge.json", "judge.safetensors"}
     draft = json.loads((tmp_path / "models/tiny_draft/config.json").read_text())
     assert draft["pard_token"] == draft["vocab_size"] - 1
+
+
+def test_a_dflash_draft_of_the_targets_shape(tmp_path: Path):
+    words = ("--servers", "dflash@5,ngram", "--target", "qwen3_14b", "--output", str(tmp_path))
+    asked = settings(*words)
+    assert (asked.compared.waves, asked.compared.num_requests(16)) == (4, 64)
+    dflash, _ = asked.specs()
+    folder = Path(dflash.flags[dflash.flags.index("--speculative-draft-model-path") + 1])
+    draft = json.loads((folder / "config.json").read_text())
+    assert draft["dflash_config"]["target_layer_ids"] == [1, 10, 20, 29, 39]
+    assert (draft["num_hidden_layers"], draft["block_size"]) == (5, 16)
+    with pytest.raises(BenchError, match="run on GPUs only"):
+        settings(*TINY, "--servers", "ngram", "--output", str(tmp_path)).specs()
 
 
 def test_the_length_of_drafts_adapts_unless_it_is_given():
@@ -169,7 +182,9 @@ def test_requests_are_random_and_of_one_length():
     found = settings(*TINY, "--input-len", "5", "--output-len", "9", "--concurrency", "1,4")
     task = random_task(found)
     prompts = [item.request["input_ids"] for item in task.items]
-    assert len({*map(tuple, prompts)}) == len(prompts) == found.compared.num_timed == 3 * (2 + 4)
+    assert (
+        len({*map(tuple, prompts)}) == len(prompts) == found.compared.num_timed == 3 * (2 + 4 * 4)
+    )
     few = settings(*TINY, "--runs", "1", "--concurrency", "1")
     assert few.compared.num_timed == 2
     assert len(random_task(few).items) == few.compared.warmup  # all of a warm-up's differ

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
+from statistics import fmean
 
 import pytest
 
 from sglang_parse.client.records import BenchError
-from sglang_parse.client.targets import Models, command_of, server_specs
+from sglang_parse.client.targets import Models, command_of, server_specs, simulated_lens
 from support.demo_pair import DEMO
 from support.pair_models import pair_models
 
@@ -69,6 +71,10 @@ def test_the_question_pair_has_segments_of_lines_and_its_own_question():
         ("vllm", "use plain"),
         ("plain@1", "use plain, .* take no @VALUE"),
         ("eagle3@5", "use an accept length of 1 to 4"),
+        ("dflash@17", "use an accept length of 1 to 16"),
+        ("ngram@2", "ngram take no @VALUE"),
+        ("dflash@5", "whose kernels run on GPUs only; leave it out with --servers, or use a GPU"),
+        ("ngram", "whose kernels run on GPUs only"),
         ("parse@75%", "'75%'; use a number from 0"),
         ("parse-token@0.5", "guarantees the plain target's output"),
     ],
@@ -76,6 +82,32 @@ def test_the_question_pair_has_segments_of_lines_and_its_own_question():
 def test_names_of_no_server_are_refused(name: str, why: str):
     with pytest.raises(BenchError, match=f"--servers names '{name}'.*{why}"):
         server_specs(MODELS, (name,))
+
+
+def test_servers_that_need_a_gpu():
+    on_gpu = replace(MODELS, flags=("--device", "cuda"), dflash="blocks")
+    specs = server_specs(on_gpu, ("dflash@5", "ngram"))
+    flags = [" ".join(spec.flags) for spec in specs]
+    drafted = DRAFTED.format("DFLASH", "blocks")
+    assert flags == [
+        f"--model-path big {drafted}",
+        "--model-path big --speculative-algorithm NGRAM",
+    ]
+    with pytest.raises(BenchError, match="give --dflash its folder"):
+        server_specs(replace(on_gpu, dflash=""), ("dflash",))
+
+
+@pytest.mark.parametrize(("mean", "longest"), [(3.0, 4), (2.5, 4), (1.4, 4), (5.0, 16)])
+def test_accept_lengths_spread_around_their_mean(mean: float, longest: int):
+    """As SGLang draws them: a normal deviation of 1, rounded and cut."""
+    environment = simulated_lens(mean, longest)
+    assert environment["SGLANG_SIMULATE_ACC_METHOD"] == "multinomial"
+    drawn, given = Random(1), float(environment["SGLANG_SIMULATE_ACC_LEN"])
+    lens = [round(min(max(drawn.gauss(given, 1), 1), longest)) for _ in range(20_000)]
+    assert fmean(lens) == pytest.approx(mean, abs=0.03)
+    assert len({*lens}) > 2
+    for fixed in (1, longest):
+        assert simulated_lens(fixed, longest)["SGLANG_SIMULATE_ACC_METHOD"] == "match-expected"
 
 
 def test_what_cannot_be_started_is_refused():

@@ -13,7 +13,14 @@ import pytest
 
 from sglang_parse import cli
 from sglang_parse.client.demo_pair import DEMO_PAIR
-from sglang_parse.client.records import OTHER_JUDGES, TITLES, BenchError, Variant, title_of
+from sglang_parse.client.records import (
+    ON_GPU,
+    OTHER_JUDGES,
+    TITLES,
+    BenchError,
+    Variant,
+    title_of,
+)
 from sglang_parse.client.targets import server_specs
 from sglang_parse.compare.settings import PRESETS, CompareSettings, add_arguments
 from sglang_parse.core.simulation import ENV_VAR
@@ -45,7 +52,8 @@ def test_a_flag_is_read_once_and_for_all():
 
 
 def test_presets():
-    assert settings().servers == tuple(name for name in TITLES if name not in OTHER_JUDGES)
+    named = (*OTHER_JUDGES, *ON_GPU)
+    assert settings().servers == tuple(name for name in TITLES if name not in named)
     demo, load = settings(preset="demo"), settings(preset="load")
     assert demo.servers[:2] == ("plain", "standalone")
     assert demo.loads("parse") == [(Variant("parse"), c) for c in (1, 4, 16)]

@@ -13,7 +13,10 @@ import pytest
 from sglang_parse import cli
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.block import ONE_TOKEN, BlockKind, Masks
-from sglang_parse.roofline.run import BLOCKS, Workload, costs, speedups
+from sglang_parse.roofline.forwards import BLOCKS, Workload
+from sglang_parse.roofline.rounds import LOSSES, THIS, best_rate
+from sglang_parse.roofline.rounds import MEASURED as MEASURED_BUILD
+from sglang_parse.roofline.run import costs, losses, speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.shapes.shape import Shape
 
@@ -55,21 +58,21 @@ MEASURED = {
     "H100: ms of a draft step, 1 request": (1.61, step(H100, 1, "draft")),
     "H100: ms of a draft step, 8 requests": (1.94, step(H100, 8, "draft")),
     "H100: ms of a decode step": (11.5, step(H100, 1)),
-    "H100: ms of a verify pass of 129 rows": (18.9, Workload(H100, 1).verify(128).ms),
+    "H100: ms of a verify pass of 129 rows": (18.9, Workload(H100, 1).verify_in_pieces(128).ms),
     "H100: ms of a prefill of 128": (14.7, Workload(H100, 1).prefill(H100.target).ms),
     "H100: plain tokens/s, 1 request": (85.9, plain(H100, 1)),
     "H100: plain tokens/s, 8 requests": (654, plain(H100, 8)),
     "H100: plain tokens/s, 16 requests": (1263, plain(H100, 16)),
-    "H100: EAGLE-3, 1 request": (187, eagle3(1)),
-    "H100: EAGLE-3, 8 requests": (1383, eagle3(8)),
-    "H100: EAGLE-3, 16 requests": (2611, eagle3(16)),
+    "H100: EAGLE-3 on Triton, 1 request": (210, eagle3(1)),
+    "H100: EAGLE-3 on Triton, 8 requests": (1390, eagle3(8)),
+    "H100: EAGLE-3 on Triton, 16 requests": (2381, eagle3(16)),
     "H100: one token per forward, all accepted": (
         533,
         rate(Workload(H100, 1), Workload(H100, 1).parse(1.0, (ONE_TOKEN,))[0]),
     ),
     "H200: ms of a draft step": (1.8, step(H200, 1, "draft")),
     "H200: ms of a decode step": (18.8, step(H200, 1)),
-    "H200: ms of a verify pass of 961 rows": (97.8, Workload(H200, 1).verify(960).ms),
+    "H200: ms of a verify pass of 961 rows": (97.8, Workload(H200, 1).verify_in_pieces(960).ms),
     "H200: plain tokens/s, 1 request": (53.3, plain(H200, 1)),
     "H200: plain tokens/s, 8 requests": (403, plain(H200, 8)),
 }
@@ -79,6 +82,35 @@ MEASURED = {
 def test_computed_is_measured(name: str):
     measured, computed = MEASURED[name]
     assert computed == pytest.approx(measured, rel=0.18)
+
+
+H200_14B = settings("--gpu", "h200")
+# Mean tokens/s of three H200, 27 and 28 November 2026 (docs/gpus.md): all accepted, and refused
+# every 32, at 1, 8 and 16; Triton, 4.9 tokens a block.
+RATES = {1: (1258, 521), 8: (5065, 2373), 16: (6455, 3303)}
+STOCK = {1: (121, 279), 8: (923, 1770), 16: (1743, 2886)}
+"""The same GPUs: plain, and EAGLE3 at accept length 3."""
+
+
+@pytest.mark.parametrize("num_reqs", RATES)
+def test_rounds_are_as_measured(num_reqs: int):
+    """Of the build that was measured; what stock SGLang did beside it, too."""
+    load = Workload(H200_14B, num_reqs)
+    found = [best_rate(load, MEASURED_BUILD, every)[0] for every in (0, 32)]
+    assert found == pytest.approx(RATES[num_reqs], rel=0.1)
+    found = [rate(load, ms) for ms in (load.plain(), load.eagle3(3.0))]
+    assert found == pytest.approx(STOCK[num_reqs], rel=0.1)
+
+
+def test_every_loss_costs_something():
+    """And masks after every row, graphs of any rows and a counted first block bring something."""
+    load = Workload(H200_14B, 1)
+    rate, length = best_rate(load, THIS, 32)
+    assert rate > 1.1 * best_rate(load, MEASURED_BUILD, 32)[0]
+    for name, build in LOSSES.items():
+        faster = best_rate(load, build, 0)[0] / best_rate(load, THIS, 0)[0]
+        assert 1 <= faster < 1.25, name
+        assert best_rate(load, build, 32, [length])[0] > 0.98 * rate, name
 
 
 @pytest.mark.parametrize(
@@ -197,12 +229,23 @@ def test_the_tables():
         ["target step", "1"],
         ["target prefill", "128"],
     ]
-    assert [row[5] for row in forwards] == ["weights", "host", "host"] + 3 * ["kernels"]
+    assert [row[5] for row in forwards] == ["weights", "host", "weights"] + 3 * ["kernels"]
     assert len(found) == 3 * 4
     for row in found:
         one, blocks, text, head, *alone = (float(re.match(r"[\d.]+", cell)[0]) for cell in row[3:])
         assert one < head < blocks < text
         assert alone == sorted(alone)
+
+
+def test_what_each_loss_costs():
+    """The last two concurrencies share a table with the first."""
+    ((grid,),) = losses(settings("--gpu", "h200", "--concurrency", "1")).values()
+    assert grid.headings == ["without", "all accepted, 1", "every 32, 1"]
+    (name, *built), *rest = grid.rows
+    assert name == "as it is"
+    assert all(re.fullmatch(r"[\d.]+x, [\d.]+x", cell) for cell in built)
+    assert [row[0] for row in rest] == [*LOSSES]
+    assert all(re.fullmatch(r"[+-]\d+%", cell) for row in rest for cell in row[1:])
 
 
 def test_the_command_needs_no_sglang_and_no_pytorch():

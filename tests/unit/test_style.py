@@ -143,7 +143,7 @@ def package_nodes() -> list[ast.AST]:
 
 
 FUNCTION_LINES = 40
-LONG_KERNEL = "_attend_part"
+LONG_KERNEL = "attend_part"
 """Triton compiles a kernel as one function; parts of it would be functions of ten arguments."""
 
 

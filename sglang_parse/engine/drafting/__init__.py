@@ -15,6 +15,7 @@ Modules, callers first:
     token_by_token   chunks of decode steps
     parallel         chunks of blocks
     block_graphs     a block as one CUDA graph
+    block_kernels    what it does around the model's forward
     chunk            common part of both kinds of chunk
     draft_prefill    missing draft KV
     draft_model      the SGLang worker and its forwards

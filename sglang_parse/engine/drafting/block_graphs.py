@@ -29,6 +29,7 @@ from sglang_parse.core.block_accept import (
     matched_candidates,
     propose,
 )
+from sglang_parse.engine.drafting.block_kernels import ARE_USED, accept_rows, load_rows
 from sglang_parse.engine.drafting.draft_head import DraftHead, HeadInGraph
 from sglang_parse.engine.wide_graphs import (
     MAX_DRAFT_ROWS,
@@ -96,6 +97,9 @@ class BlockBody(WideInputs):
     # -- in the graph -----------------------------------------------------------
 
     def load(self, size: int) -> None:
+        if ARE_USED:
+            load_rows(self._kind, self._input, size, self, self._rows, self._req_to_token)
+            return
         (state, pools), num_rows = self._state(size), size * self.width
         self.ids[:num_rows] = self._rows.ids(state).flatten()
         self.positions[:num_rows] = self._rows.positions(state).flatten()
@@ -122,6 +126,9 @@ class BlockBody(WideInputs):
             choices = _greedy(hidden, logits_of).view(size, self.width)
         proposed = head and propose(head[0], state, choices, head[1].unflatten(0, choices.shape))
         masks, mask_id = self._kind.masks, self._rows.mask_id
+        if ARE_USED:
+            accept_rows(self._kind, self._input, self._output, choices, proposed, mask_id)
+            return
         after, record = accept_blocks(masks, state, choices, mask_id, proposed)
         counts = (after.starts, after.last, after.num_candidates, after.num_known)
         self._output[:size] = torch.cat((torch.stack(counts, 1), after.candidates, record), 1)
@@ -169,7 +176,7 @@ class BlockGraphs(WideGraphs):
             last_position=runner.model_config.context_len - 1,
         )
         self._head = HeadInGraph(head, kind.size, sizes[-1]) if head else None
-        super().__init__(runner, rows, self.body)
+        super().__init__(runner, rows, self.body, sizes, f"blocks, {kind}")
 
     # -- replay -----------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class DraftChunk(ABC):
         self.num_forwards = self.probe_tokens = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
-        self._is_masked = is_masked
+        self.is_masked = is_masked
         self._in_flight: deque[tuple[Sequence[int], HostCopy]] = deque()
         self._num_added = 0
 
@@ -99,10 +99,9 @@ class DraftChunk(ABC):
         if self._runs_ahead:
             if not any(req.parse_state.num_draft_inflight for req in reqs):
                 before = None
-            wanted = max(self._budget(req) - num_drafted(req) for req in reqs)
             # As many forwards as tokens are expected to take, one at least: a draft that begins
             # with a carry-over may be complete.
-            num_forwards = math.ceil(min(num_tokens, wanted) / self._tokens_per_forward)
+            num_forwards = max(self._num_forwards(req, num_tokens) for req in reqs)
             num_forwards = min(self._num_possible(req, num_forwards) for req in reqs)
             self._launch(self.indices, max(1, num_forwards), before)
             return
@@ -120,6 +119,13 @@ class DraftChunk(ABC):
             if self.model.runs_ahead and not might_go_on:
                 return  # the others go on in the next chunk, better than a wait here
             self.wait()
+
+    def _num_forwards(self, req: Req, num_tokens: int) -> int:
+        """Forwards that so many tokens of a draft are expected to take, or its rest. A draft's
+        first one has no candidates, so it adds one token."""
+        wanted = min(num_tokens, self._budget(req) - num_drafted(req))
+        is_first = not num_drafted(req) and not req.parse_state.draft.candidates
+        return is_first + math.ceil((wanted - is_first) / self._tokens_per_forward)
 
     def _until_one_ends(self, to_go: Mapping[int, int]) -> int:
         """Tokens until the first request reaches its draft budget, or its part of the chunk."""

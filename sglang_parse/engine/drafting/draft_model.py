@@ -30,10 +30,9 @@ from sglang_parse.engine.drafting.batches import extend_batch, new_batch
 from sglang_parse.engine.drafting.block_graphs import BlockGraphs
 from sglang_parse.engine.drafting.draft_head import DraftHead
 from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
-from sglang_parse.engine.pass_graphs import PREFILL_WIDTHS, PassGraphs, capture
+from sglang_parse.engine.pass_graphs import MAX_PREFILL_ROWS, PassGraphs, capture
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import Req
-from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +94,7 @@ class DraftModel(EagleDraftWorkerBase):
         kv: marks of the slots with draft KV; made with the memory pool.
         block_kinds, mask_id: the kinds of its blocks, and the mask token; set before
             ``init_cuda_graphs``.
+        prefill_graphs, block_graphs: CUDA graphs, smallest first, and by kind.
         head: the EAGLE-3 head that proposes its blocks' candidates; every forward that writes the
             draft model's KV writes the head's, too.
     """
@@ -135,8 +135,8 @@ class DraftModel(EagleDraftWorkerBase):
         self.replays = False
         self.block_kinds: Sequence[BlockKind] = ()
         self.mask_id = 0
-        self._block_graphs: dict[BlockKind, BlockGraphs] = {}
-        self._prefill_graphs: Sequence[PassGraphs] = ()
+        self.block_graphs: dict[BlockKind, BlockGraphs] = {}
+        self.prefill_graphs: Sequence[PassGraphs] = ()
 
     def keep_within(self, num_ids: int) -> None:
         """Proposes no token from ``num_ids`` on: padding of embeddings, of which the target's has
@@ -183,15 +183,15 @@ class DraftModel(EagleDraftWorkerBase):
         self.graph_reqs = max(self.draft_runner.decode_cuda_graph_capture_bs, default=0)
         if not self.graph_reqs:
             return
-        self._prefill_graphs = capture(self.draft_runner, PREFILL_WIDTHS, MAX_DRAFT_ROWS)
+        self.prefill_graphs = capture(self.draft_runner, MAX_PREFILL_ROWS)
         for kind in self.block_kinds:
             if kind.masks is not Masks.NONE:
                 one = BlockGraphs(self.draft_runner, kind, self.mask_id, self.head)
-                self._block_graphs[kind] = one
+                self.block_graphs[kind] = one
 
     def graphs_of(self, kind: BlockKind, num_reqs: int) -> BlockGraphs | None:
         """The graphs of a kind of block, if one holds so many requests."""
-        graphs = self._block_graphs.get(kind)
+        graphs = self.block_graphs.get(kind)
         return graphs if graphs is not None and graphs.fits(num_reqs) else None
 
     def has_graph(self, kind: BlockKind, num_reqs: int) -> bool:
@@ -265,7 +265,7 @@ class DraftModel(EagleDraftWorkerBase):
         return output.next_token_logits
 
     def _run_prefill(self, forward_batch: ForwardBatch) -> LogitsProcessorOutput:
-        graphs = next((one for one in self._prefill_graphs if one.fits(forward_batch)), None)
+        graphs = next((one for one in self.prefill_graphs if one.fits(forward_batch)), None)
         if graphs is None:
             return self.run(forward_batch)
         self.replays = True
