@@ -55,6 +55,7 @@ class SglangCalls(Protocol):
         ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
         ``forward_batch_generation``       ``engine.worker.ParseWorker``
         latent attention of a pass         patches/parse/latent_passes.py
+        latent KV in a pass                patches/parse/latent_passes.py
         logits of a pass                   patches/parse/pass_logits.py
         ``finish``, by the result's event  ``engine.overlap``
         stops                              patches/parse/stops.py
