@@ -55,11 +55,10 @@ class SglangCalls(Protocol):
         ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
         ``forward_batch_generation``       ``engine.worker.ParseWorker``
         latent attention of a pass         patches/parse/latent_passes.py
-        latent KV in a pass                patches/parse/latent_passes.py
         logits of a pass                   patches/parse/pass_logits.py
         ``finish``, by the result's event  ``engine.overlap``
         stops                              patches/parse/stops.py
-        ``free_lookahead``, at the end     patches/parse/kv_by_phase.py
+        ``free_lookahead``                 by the same patch
         which requests have news           patches/parse/empty_events.py
         ``meta_info`` of a response        patches/parse/meta_info.py
         metrics                            ``telemetry.prometheus.ParseMetricsCollector``
