@@ -58,7 +58,7 @@ class SglangCalls(Protocol):
         logits of a pass                   patches/parse/pass_logits.py
         ``finish``, by the result's event  ``engine.overlap``
         stops                              patches/parse/stops.py
-        ``free_lookahead``, at the end     patches/parse/kv_by_phase.py
+        ``free_lookahead``                 by the same patch
         which requests have news           patches/parse/empty_events.py
         ``meta_info`` of a response        patches/parse/meta_info.py
         metrics                            ``telemetry.prometheus.ParseMetricsCollector``
