@@ -535,6 +535,28 @@ def test_prometheus_and_grafana_are_provisioned():
     assert provider["options"]["path"] == str(mounted("grafana")["dashboard"].parent)
 
 
+# -- servers of the documents that are not started there ---------------------------------
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/drafts.md", "docs/getting-started.md"])
+def test_the_first_server_needs_no_draft_model(page: str, tmp_path: Path):
+    """Two flags; what drafts then is the prompt (tests/e2e/test_prompt.py serves so)."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    from sglang_parse.core.config import ParseConfig
+
+    text = (EXAMPLES.parent / page).read_text()
+    pattern = r"^```\n(python -m sglang.launch_server .*?)^```$"
+    block = re.findall(pattern, text, re.MULTILINE | re.DOTALL)[0]
+    argv = shlex.split(block)[3:]
+    assert argv[::2] == ["--model-path", "--speculative-algorithm"]
+    argv[1] = write_models(tmp_path, "serve_qwen3_32b.sh")["TARGET"]
+    view = resolved_view(parse_like_the_launcher([*argv, "--device", "cuda"]))
+    assert view.speculative_algorithm == "PARSE"
+    assert view.speculative_draft_model_path is None
+    assert ParseConfig.from_env().prompt_drafts == "on"
+
+
 # -- the page for SGLang's documentation ----------------------------------------------
 
 
