@@ -107,7 +107,8 @@ class PassGraphs(WideGraphs):
 def capture(runner: Any, max_rows: int = MAX_ROWS) -> list[PassGraphs]:
     """Captures a model's forwards, smallest first; none, and a line in the log, where its forwards
     need more than ``WideInputs``, or the capture fails."""
-    obstacle, found, num_reqs = _obstacle(runner), [], runner.req_to_token_pool.size
+    obstacle, num_reqs = _obstacle(runner), runner.req_to_token_pool.size
+    found: list[PassGraphs] = []
     try:
         for unit, counts in {} if obstacle else ROWS.items():
             sizes = tuple(n for n in counts if n * unit <= max_rows and n <= num_reqs)

@@ -321,7 +321,8 @@ def test_a_graph_that_is_wrong_or_slower_is_off(
         verifier=SimpleNamespace(target=SimpleNamespace(runner=runner)),
     )
     ways: Any = ("graph", "pieces")
-    found = graph_check._fault(engine, "target: passes", ways)
+    with caplog.at_level("INFO"):
+        found = graph_check._fault(engine, "target: passes", ways)
     assert found == ("" if is_forced else fault)
     ratio = 4.0 / times["graph"]
     assert engine.counters.graphs == {"target: passes": 0.0 if found else ratio}

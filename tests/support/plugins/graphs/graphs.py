@@ -26,6 +26,7 @@ def register() -> None:
     register("sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs", has_graphs)
     register(f"{RUNNER}.__init__", capture, HookType.REPLACE)
     register(f"{RUNNER}.capture_prepare", prepare, HookType.REPLACE)
+    register("sglang_parse.engine.prewarm._chunk_ms", lambda *_: 1.0, HookType.REPLACE)
     if mode == "wrong":
         register(
             "sglang_parse.attention.triton_wide.WideTritonBackend.init_forward_metadata_in_graph",
@@ -36,6 +37,12 @@ def register() -> None:
 
 
 def has_graphs(_: None, runner: Any, *__: Any, **___: Any) -> None:
+    from sglang_parse.attention import split_kv
+    from sglang_parse.engine import graph_check, pass_graphs
+
+    # The interpreter is slow.
+    pass_graphs.ROWS, split_kv.MAX_SPLITS = {16: (1, 2)}, 2
+    graph_check.CONTEXT, graph_check.TIMED = 130, 1
     runner.decode_cuda_graph_capture_bs = SIZES
 
 
@@ -135,9 +142,6 @@ def hide_contexts(_: None, backend: Any, *__: Any) -> None:
 
 
 def slowly(original: Callable, engine: Any, run: Any) -> Any:
-    from sglang_parse.engine import graph_check
-
-    graph_check.TIMED = 1
     found, ms = original(engine, run)
     is_graph = run.args[-1] if hasattr(run, "args") else run.__name__ == "replayed"
     return found, ms if is_graph else ms + 1e6
