@@ -10,8 +10,14 @@ import pytest
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.counters import Counters
 from sglang_parse.core.options import RequestOptions
+from sglang_parse.core.phases import ANSWERS
+from sglang_parse.core.policy.controller import Controller
 from sglang_parse.engine.admission import admit, policy_for
+from sglang_parse.engine.sources.answers import AnswerSource
+from sglang_parse.engine.sources.incoming import IncomingTexts
+from sglang_parse.engine.sources.text import TextParts
 from sglang_parse.startup import fallback
 from sglang_parse.startup.certificates import Certified
 
@@ -48,7 +54,7 @@ def engine_of(judge: str | None) -> Any:
             judge_name=judge, uses_eagle3=False, accept_threshold=0.5, strict_classes=()
         ),
         certified=Certified(SimpleNamespace(), CERTIFICATE),
-        sources=SimpleNamespace(scope_of=lambda _: ("tenant",)),
+        sources=SimpleNamespace(),
         eagle=None,
     )
 
@@ -91,9 +97,12 @@ def test_the_judge_of_an_adapters_drafts(
 )
 def test_who_accepts_more_than_the_server_shares_no_answers(options: dict[str, Any], shares: bool):
     """At threshold 0 another's answer would be the output, and any text an answer for others."""
-    given = RequestOptions.read({"parse": options}, ASKS)
-    policy = policy_for(engine_of("question"), request(), given)
-    assert (policy.reuse_scope is not None) == shares
+    given, req = RequestOptions.read({"parse": options}, ASKS), request()
+    req.parse_policy, req.parse_incoming = policy_for(engine_of("question"), req, given), {}
+    req.cache_salt = "tenant"
+    parts = TextParts(ASKS, Controller(), IncomingTexts(None, Counters()))
+    AnswerSource(9, parts, shares_unscoped=False).receive(req, given)
+    assert (ANSWERS in req.parse_incoming) == shares
 
 
 def test_a_request_that_joins_the_queue_again_is_retracted():

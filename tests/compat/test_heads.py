@@ -103,12 +103,12 @@ def test_a_target_without_capture(
 
 @pytest.mark.parametrize("rows_per_piece", [1, 3, 100])
 def test_likelihoods_in_pieces(monkeypatch: pytest.MonkeyPatch, rows_per_piece: int):
-    from sglang_parse.engine.judge import head
+    from sglang_parse.engine.judge import scorer
 
     monkeypatch.setattr("sglang_parse.engine.logits.rows.PIECE_BYTES", 4 * 11 * rows_per_piece)
     logits, ids = torch.randn(8, 11) * 3, [3, 0, 10, 4, 5]
     rows = torch.tensor([0, 2, 3, 6, 7])
     logprobs = logits[rows].log_softmax(-1)
-    found = head.next_likelihoods(logits, rows, ids)
+    found = scorer.next_likelihoods(logits, rows, ids)
     torch.testing.assert_close(found[:, 0], logprobs[range(5), ids])
     torch.testing.assert_close(found[:, 1], -(logprobs.exp() * logprobs).sum(-1))

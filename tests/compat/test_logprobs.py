@@ -44,7 +44,7 @@ def test_records(monkeypatch: pytest.MonkeyPatch, piece_rows: int, is_kept: bool
     if is_kept:
         asked.keep(read_from)
         read_from.zero_()
-    found = asked.read(read_from, choices.double()).tolist()
+    found = asked.records(read_from, choices.double()).tolist()
     expected = logits.log_softmax(-1)
     expected[4] = (logits[4] / 0.5).log_softmax(-1)
     rows, drafted = [0, 1, 2, 4, 6, 7], [4, 5, None, None, 0, None]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.phases import Action, RequestPolicy
 from sglang_parse.core.request import RequestState
 from sglang_parse.engine import forward
 from sglang_parse.engine.forward import RequestRows
@@ -18,11 +18,12 @@ pytestmark = pytest.mark.compat
 
 
 SIZES = (3, 4, 9, 1, 1, 5)
+ACTIONS = [Action.VERIFY] * 2 + [Action.PROPOSE] * 2 + [Action.DECODE] * 2
 PARTS = [
-    RequestRows(i, RequestLayout(7, n), list(range(n)), tuple(range(0, n, 2)), 1)
-    for i, n in enumerate(SIZES)
+    RequestRows(i, RequestLayout(7, n), list(range(n)), tuple(range(0, n, 2)), 1, action)
+    for i, (n, action) in enumerate(zip(SIZES, ACTIONS, strict=True))
 ]
-DRAFTED, PROPOSALS, DECODING = [0, 1], {2: [5], 3: []}, [4, 5]
+DRAFTED, DECODING = [0, 1, 2, 3], [4, 5]
 
 
 def test_rows_repeat_what_a_state_lacks():
@@ -62,9 +63,9 @@ class Launched:
         state = RequestState(RequestPolicy(threshold=0.5, uses_eagle=capture))
         common = {"lora_id": None, "parse_state": state, "return_logprob": False}
         reqs = [SimpleNamespace(rows=part, **common) for part in PARTS]
-        verifier = verify.Verifier(target, SimpleNamespace(head=None, layers=()), is_masked=True)
+        verifier = verify.Verifier(target, SimpleNamespace(scorer=None, layers=()), is_masked=True)
         batch = SimpleNamespace(reqs=reqs)
-        self.forward = verifier.verify(batch, DRAFTED, PROPOSALS, DECODING)
+        self.forward = verifier.verify(batch, DRAFTED, DECODING)
 
     def _run_forward(self, _target, _batch, parts, *, is_masked: bool, capture: bool):
         assert is_masked

@@ -101,9 +101,7 @@ def admitted(options: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     engine = SimpleNamespace(
         config=ParseConfig.from_env(),
         certified=Certified(None, None),
-        sources=SimpleNamespace(
-            scope_of=lambda _: None, receive=lambda _, draft: received.append(draft)
-        ),
+        sources=SimpleNamespace(receive=lambda _, options: received.append(options.draft)),
         eagle=None,
     )
     admission.admit(engine, req)

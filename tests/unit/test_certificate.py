@@ -90,7 +90,7 @@ def test_verdicts_like_the_certificates_do_not_drift(certified: list[float]):
 
     watch, numbers = DriftWatch(certified), random.Random(6)
     assert watch.distance is None
-    drifted = [watch.observe([1.0, numbers.betavariate(8, 2)]) for _ in range(20 * WINDOW)]
+    drifted = [watch.add([1.0, numbers.betavariate(8, 2)]) for _ in range(20 * WINDOW)]
     assert not any(drifted)
     assert 0 < watch.distance < 0.15
 
@@ -100,8 +100,8 @@ def test_other_verdicts_drift(certified: list[float], caplog: pytest.LogCaptureF
 
     watch, numbers = DriftWatch(certified), random.Random(6)
     with caplog.at_level(logging.WARNING):
-        drifted = [watch.observe([0.99, numbers.betavariate(6, 3)]) for _ in range(WINDOW)]
+        drifted = [watch.add([0.99, numbers.betavariate(6, 3)]) for _ in range(WINDOW)]
     assert drifted == [False] * (WINDOW - 1) + [True]
     assert watch.distance > 0.2
     assert "are not those of the certificate" in caplog.text
-    assert not watch.observe([])  # token mode has no verdicts
+    assert not watch.add([])  # token mode has no verdicts

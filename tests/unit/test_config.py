@@ -43,6 +43,7 @@ CHANGED = ParseConfig(
     max_slowdown=0.0,
     layout="alias",
     overlap="on",
+    prompt_drafts="off",
     draft_url="http://localhost:30001",
     draft_timeout=2.0,
     reuse_answers="5:shared",

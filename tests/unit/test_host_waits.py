@@ -24,9 +24,10 @@ WAITS = {
     "engine/drafting/token_by_token.py:TokenChunk._ends_a_draft": "on a CPU only",
     "engine/drafting/kv_marks.py:DraftKvMarks._marked_lengths": "how much draft KV the radix cache "
     "gave a request, or left it when SGLang had processed its prefill",
+    "engine/graph_check.py:_timed": "at the start: a graph is timed against a forward in pieces",
     "engine/eagle.py:EagleDecoder.propose": "proposals: they are rows of the pass that follows",
     "engine/logits/adjust.py:_OnHost.advance": "a grammar walks on the host, token by token",
-    "engine/judge/head.py:encode_hidden_states": "requests that return hidden states, for training",
+    "engine/judge/scorer.py:encode_hidden_states": "requests that return hidden states, for training",
     "attention/flashinfer.py:ParseFlashInferBackend._planning": "FlashInfer plans on the host",
 }
 ON_HOST = {
@@ -34,6 +35,7 @@ ON_HOST = {
     "engine/prefill.py:prefill": "``seq_lens_cpu``",
     "engine/prefill.py:take_prefilled": "``seq_lens_cpu``",
     "core/text_match.py:TextMatch.rest": "tokens in an array",
+    "core/prompt_match.py:PromptMatch.rest": "tokens in an array",
     "attention/native.py:MaskedTorchNativeBackend.init_forward_metadata": "runs on a CPU only",
     "attention/native.py:_masked_parts": "runs on a CPU only",
 }

@@ -15,7 +15,7 @@ SERVER = {"threshold": 0.7, "hidden_layers": "1", "strict": "numbers"}
 ALWAYS_SAFE: list[dict[str, Any]] = [
     *({}, {"enabled": False}, {"enabled": True}, {"draft": "a text"}, {"drafting": "auto"}),
     *({"threshold": 0.7}, {"threshold": 0.9}, {"threshold": 1.5}, {"trace": False}),
-    {"hidden_states": False, "draft_token_ids": []},
+    *({"hidden_states": False, "draft_token_ids": []}, {"prompt_drafts": "off"}),
     *({"strict": ["numbers"]}, {"strict": "code,numbers"}),
 ]
 STATES = {"trace": True, "hidden_states": True}

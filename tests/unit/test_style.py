@@ -160,7 +160,14 @@ def test_functions_are_read_at_once():
 
 WORDS = {
     # Learns from what happened; telemetry counts and samples.
-    r"observe\w*": ("core/policy/", "engine/sources/", "engine/judge/", "engine/parts.py"),
+    r"observe\w*": (
+        "core/policy/",
+        "core/copies.py",
+        "core/arming.py",
+        "engine/sources/",
+        "engine/judge/",
+    )
+    + ("engine/parts.py",),
     # Reads a file, a command line or text that somebody wrote; results of forwards are taken.
     r"read(_\w+)?": ("core/", "startup/", *PROGRAMS, "client/", "shapes/", "tasks/")
     + ("engine/sources/endpoint_client.py",),

@@ -22,6 +22,7 @@ from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextParts, Tex
 class PromptSource(TextSource):
     """Drafts what follows the newest tokens in prompt and output so far."""
 
+    explains = False  # others that do not draft say more
     is_exact, search_ms = True, SEARCH_MS_PER_TOKEN / 4
     rank = Source.rank  # behind texts that somebody gave and that fit
 
