@@ -27,8 +27,6 @@
 # --context-length 32768       The model can do 163,840; raise it if you need to.
 # --parse-draft-url            The server that drafts.
 # --parse-reuse-answers 1000   Earlier answers of the same scope (`cache_salt`) draft, too.
-# --parse-segment line         Lines are where a draft is verified and may be cut.
-# --parse-draft-tokens 256     Texts that fit are long.
 # --attention-backend fa3      flashinfer and triton are others for latent attention.
 # --speculative-algorithm PARSE, --model-path, --port: as named.
 #
@@ -46,6 +44,4 @@ exec "${PYTHON:-python3}" -m sglang.launch_server \
   --context-length 32768 \
   --attention-backend fa3 \
   --parse-reuse-answers 1000 \
-  --parse-segment line \
-  --parse-draft-tokens 256 \
   "$@"

@@ -17,8 +17,6 @@
 # --mem-fraction-static 0.88   What weights and both models' KV may take; the rest is for
 #                              activations, logits and CUDA graphs.
 # --context-length 32768       As many as the draft model has.
-# --parse-segment line         Lines are where a draft is verified and may be cut.
-# --parse-draft-tokens 128     A 1B draft goes wrong early in hard answers: short rounds.
 # --attention-backend triton   fa3 and flashinfer are others for windows.
 # --speculative-algorithm PARSE, --speculative-draft-model-path, --model-path, --port: as named.
 #
@@ -33,6 +31,4 @@ exec "${PYTHON:-python3}" -m sglang.launch_server \
   --mem-fraction-static 0.88 \
   --context-length 32768 \
   --attention-backend triton \
-  --parse-segment line \
-  --parse-draft-tokens 128 \
   "$@"

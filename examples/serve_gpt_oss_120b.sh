@@ -23,8 +23,6 @@
 # --context-length 32768       The same for both models, which can do 131,072.
 # --reasoning-parser gpt-oss   Thoughts apart from the answer in the OpenAI API; not PARSE's.
 # --tool-call-parser gpt-oss   Tool calls apart from the answer; not PARSE's.
-# --parse-segment line         Lines are where a draft is verified and may be cut.
-# --parse-draft-tokens 128     Short rounds: a draft costs nearly as much as the target's steps.
 # --attention-backend triton   SGLang serves gpt-oss with triton, fa3, trtllm_mha and some others.
 # --speculative-algorithm PARSE, --speculative-draft-model-path, --model-path, --port: as named.
 #
@@ -41,6 +39,4 @@ exec "${PYTHON:-python3}" -m sglang.launch_server \
   --attention-backend triton \
   --reasoning-parser gpt-oss \
   --tool-call-parser gpt-oss \
-  --parse-segment line \
-  --parse-draft-tokens 128 \
   "$@"

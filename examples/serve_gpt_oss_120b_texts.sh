@@ -21,7 +21,6 @@
 # --tool-call-parser gpt-oss   Tool calls apart from the answer; not PARSE's.
 # --parse-reuse-answers 1000   Earlier answers of the same scope (`cache_salt`) draft, too.
 # --parse-verification token   A text never changes the answer, whatever it says.
-# --parse-draft-tokens 256     Texts that fit are long.
 # --attention-backend triton   SGLang serves gpt-oss with triton, fa3, trtllm_mha and some others.
 # --speculative-algorithm PARSE, --model-path, --port: as named.
 #
@@ -39,5 +38,4 @@ exec "${PYTHON:-python3}" -m sglang.launch_server \
   --tool-call-parser gpt-oss \
   --parse-reuse-answers 1000 \
   --parse-verification token \
-  --parse-draft-tokens 256 \
   "$@"

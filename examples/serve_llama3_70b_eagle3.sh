@@ -1,6 +1,6 @@
 #!/bin/sh
 # PARSE with Llama-3.3-70B-Instruct, Llama-3.2-1B-Instruct as draft, and an EAGLE-3 head that
-# speeds up what the question leaves to the target: the rest of a rejected line, plain requests.
+# drafts where neither the prompt nor the draft model does.
 #
 #   TARGET=/models/Llama-3.3-70B-Instruct DRAFT=/models/Llama-3.2-1B-Instruct \
 #     HEAD=/models/sglang-EAGLE3-LLaMA3.3-Instruct-70B examples/serve_llama3_70b_eagle3.sh
@@ -12,7 +12,7 @@
 #
 # Memory:   the head's weights, about 3 GB in bf16, spread over the GPUs; its KV, 4 KiB a token.
 #
-# --parse-eagle3-path          The head: its proposals end rejected lines.
+# --parse-eagle3-path          The head: it proposes 3 tokens where no other source drafts.
 # SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN   The head has 2,048 positions, fewer than the context.
 #                              Behind them it proposes worse; the text is the same.
 set -eu

@@ -26,8 +26,6 @@
 # --max-running-requests 32    Each has a state of its own.
 # --reasoning-parser qwen3     Thoughts apart from the answer in the OpenAI API; not PARSE's.
 # --parse-draft-url            The server that drafts.
-# --parse-segment line         Lines are where a draft is verified and may be cut.
-# --parse-draft-tokens 128     A 0.8B draft goes wrong early in hard answers: short rounds.
 # --attention-backend triton   For the layers with full attention.
 # --speculative-algorithm PARSE, --model-path, --port: as named.
 #
@@ -44,6 +42,4 @@ exec "${PYTHON:-python3}" -m sglang.launch_server \
   --max-running-requests 32 \
   --attention-backend triton \
   --reasoning-parser qwen3 \
-  --parse-segment line \
-  --parse-draft-tokens 128 \
   "$@"

@@ -325,10 +325,10 @@ CHOICES = {
     "an EAGLE-3 head of the draft model": (
         "`--parse-draft-eagle3-path` beside `--speculative-draft-model-path`"
     ),
-    "an EAGLE-3 head of the target": (
-        "on Triton `--parse-eagle3-path`; else stock SGLang's `--speculative-algorithm EAGLE3`"
+    "an EAGLE-3 head of the target": "`--parse-eagle3-path`",
+    "the same, with passes in pieces": (
+        "adapters, latent attention, two KV pools: stock SGLang's `--speculative-algorithm EAGLE3`"
     ),
-    "the same, with passes in pieces": "`--parse-eagle3-path` on FlashInfer or FA3, with adapters",
 }
 PAIRS = {
     "14B + 0.6B, H100": (),

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.compat
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
-QUESTION_LEN = 60
-"""As in the recipes' headers."""
+QUESTION_LEN, MAX_PREFIXES = 60, 16
+"""Of a server that asks questions, with the shapes of a recipe."""
 
 
 def flags_of(recipe: str) -> dict[str, int]:
@@ -24,19 +24,15 @@ def flags_of(recipe: str) -> dict[str, int]:
 
 
 # Requests in SGLang's largest decode graph on 80 and 141 GB: 256, from 4 ranks on 512
-# (arg_groups/memory_hook.py); and GiB of the mask.
-RECIPES = {"serve_qwen3_32b.sh": (256, 9.8), "serve_llama3_70b.sh": (512, 17.5)}
+# (arg_groups/memory_hook.py); GiB of the mask; and draft tokens.
+RECIPES = {"serve_qwen3_32b.sh": (256, 9.8, 256), "serve_llama3_70b.sh": (512, 17.5, 128)}
 
 
 def sizes_of(recipe: str) -> list[int]:
     """Tokens of the longest verify pass, context length, requests."""
-    flags = flags_of(recipe)
-    questions = flags["parse-max-prefixes"] * QUESTION_LEN
-    return [
-        1 + flags["parse-draft-tokens"] + questions,
-        flags["context-length"],
-        RECIPES[recipe][0],
-    ]
+    max_bs, _, draft_tokens = RECIPES[recipe]
+    rows = 1 + draft_tokens + MAX_PREFIXES * QUESTION_LEN
+    return [rows, flags_of(recipe)["context-length"], max_bs]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +46,7 @@ def measured(nursery: Nursery) -> dict[str, dict[str, list[int]]]:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_graphs_allocate_no_mask_for_verify_passes(recipe: str, measured: dict):
     """SGLang's mask, of the longest pass for every request of a graph, would fill the GPU."""
-    max_bs, mask_gib = RECIPES[recipe]
+    max_bs, mask_gib, _ = RECIPES[recipe]
     stock, parse = measured[recipe]["triton"]
     assert stock - parse > mask_gib * GIB
     assert parse < 0.3 * GIB

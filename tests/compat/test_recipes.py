@@ -7,6 +7,7 @@ folders that have the models' shapes and their family's chat template, but no we
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -21,6 +22,9 @@ import pytest
 import yaml
 from safetensors.torch import save_file
 
+from sglang_parse.core.block import ONE_TOKEN
+from sglang_parse.roofline.forwards import BLOCKS, Workload
+from sglang_parse.roofline.settings import RooflineSettings
 from support.chat_families import FAMILIES
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -219,6 +223,11 @@ PAIRS: dict[str, tuple[str, dict, dict | None]] = {
     "serve_deepseek_v3.sh": ("deepseek-r1", DEEPSEEK_V3, None),
     "serve_qwen3_5_27b.sh": ("qwen3", QWEN3_5, None),
 }
+ROOFLINES = [name for name in PAIRS if re.match(r"serve_(qwen3_32b|qwen3_235b|llama3_70b)", name)]
+ROOFLINES.remove("serve_llama3_70b_eagle3.sh")  # runs another one
+SOURCES = {"--parse-eagle3-path", "--parse-draft-url", "--parse-reuse-answers"}
+EXACT = {"serve_gpt_oss_120b_texts.sh": {"--parse-verification"}}
+"""Recipe -> its flags of PARSE besides those that name where drafts come from."""
 DRAFT_URL = "http://127.0.0.1:9"
 # The head of the EAGLE-3 recipe: one layer of the target's width, its own small vocabulary, and
 # fewer positions than the models.
@@ -314,20 +323,45 @@ def test_the_header_states_the_requirements(recipe: str):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_header_says_what_the_table_of_families_says(recipe: str, tmp_path: Path):
-    """Of judges, where the recipe asks no question; nothing else is said about them."""
+    """Of judges; the recipe with a head runs another one."""
     from sglang.srt.configs.model_config import ModelConfig
 
     from sglang_parse.startup.families import family_of
 
     text, command = header(recipe), (EXAMPLES / recipe).read_text().partition("\nexec ")[2]
     said = re.findall(r"Judges of this target, by docs/models.md: (.*)\. Here: (\w+)\.", text)
-    asks = "--parse-question" in command or recipe.endswith("eagle3.sh")
-    if not asks:
+    runs_another = recipe.endswith("eagle3.sh")
+    if not runs_another:
         family = family_of(ModelConfig(write_models(tmp_path, recipe)["TARGET"]))
         is_exact = "--parse-verification token" in command
         assert said == [(family.judges, "none" if is_exact else "likelihood")]
     assert "refused with" not in text
-    assert bool(said) is not asks
+    assert bool(said) is not runs_another
+
+
+@pytest.mark.parametrize("recipe", ROOFLINES)
+def test_the_header_says_what_the_roofline_computes(recipe: str, tmp_path: Path):
+    """At 1, 8 and 16 requests: over plain decoding, the best draft lengths, stock EAGLE3."""
+    text = re.sub(r"\n# *", " ", header(recipe))
+    pattern = r"Roofline, (an|four) (H\d+), .*computed: (.*?) with drafts of (.*?) where 0\.92 .*?"
+    count, gpu, *said = re.search(pattern + r"3 tokens a pass (.*?)\.(?!\d)", text).groups()
+    models = write_models(tmp_path, recipe)
+    words = ["--target", f"{models['TARGET']}/config.json", "--gpu", gpu.lower()]
+    words += ["--draft", f"{models['DRAFT']}/config.json"]
+    words += ["--tp-size", {"an": "1", "four": "4"}[count]]
+    parser = argparse.ArgumentParser()
+    RooflineSettings.add_arguments(parser)
+    settings = RooflineSettings.read(parser.parse_args(words))
+    kinds = BLOCKS if recipe.endswith("pard.sh") else (ONE_TOKEN,)
+    loads = [Workload(settings, num_reqs) for num_reqs in (1, 8, 16)]
+    found = [load.parse(0.92, kinds) for load in loads]
+    own = [load.plain() / ms for load, (ms, _) in zip(loads, found, strict=True)]
+    stock = [load.plain() / load.eagle3(3) for load in loads]
+    assert said == [
+        "{:.1f}x, {:.1f}x and {:.1f}x".format(*own),
+        "{}, {} and {}".format(*(length for _, length in found)),
+        "{:.1f}x, {:.1f}x and {:.1f}x".format(*stock),
+    ]
 
 
 def parse_like_the_launcher(argv: list[str]):
@@ -344,8 +378,6 @@ def parse_like_the_launcher(argv: list[str]):
 @pytest.fixture(scope="module")
 def known_flags() -> set[str]:
     """Option strings of ``python -m sglang.launch_server --help``, PARSE's among them."""
-    import argparse
-
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -379,14 +411,13 @@ def test_the_servers_checks_pass(
     assert view.speculative_draft_model_path == models.get("DRAFT")
     config = ParseConfig.from_env()
     assert config.draft_url == (DRAFT_URL if "--parse-draft-url" in flags else "")
-    tail = view.speculative_num_draft_tokens - 1 - config.draft_tokens
-    if "--parse-question" in flags:
-        rows = tail // config.max_prefixes
-        assert 20 < rows < 100  # a question's rows; the fixtures' small vocabularies need some more
-        assert config.threshold == 0.7
-    else:
-        assert tail == 0
-    assert config.block_size == (8 if recipe.endswith("pard.sh") else None)
+    # No rows of a question; of a block of 8 tokens, which the draft's files ask for, 63 more.
+    masks = 63 if recipe.endswith("pard.sh") else 0
+    assert view.speculative_num_draft_tokens == 1 + config.draft_tokens + masks
+    assert config.uses_eagle3 == recipe.endswith("eagle3.sh")
+    # All else is PARSE's default.
+    own = {flag for flag in flags if flag.startswith("--parse-")}
+    assert own <= {*SOURCES, *EXACT.get(recipe, ())}
 
 
 @pytest.mark.parametrize(("tp_size", "fits"), [(4, True), (8, False)])

@@ -27,7 +27,7 @@ WAITS = {
     "engine/graph_check.py:_timed": "at the start: a graph is timed against a forward in pieces",
     "engine/eagle.py:EagleDecoder.propose": "proposals: they are rows of the pass that follows",
     "engine/logits/adjust.py:_OnHost.advance": "a grammar walks on the host, token by token",
-    "engine/judge/scorer.py:encode_hidden_states": "requests that return hidden states, for training",
+    "engine/judge/scorer.py:encode_hidden_states": "requests that return hidden states",
     "attention/flashinfer.py:ParseFlashInferBackend._planning": "FlashInfer plans on the host",
 }
 ON_HOST = {
