@@ -149,12 +149,8 @@ def test_every_key_of_meta_info_is_in_the_table():
     table = page("response-metadata").partition("## Fallback to plain decoding")[0]
     telemetry = RequestTelemetry(trace_bytes=MAX_TRACE_BYTES)
     state = RequestState(policy, plan=DraftPlan(64, 8, 16), notes=Notes(telemetry=telemetry))
-<<<<<<< HEAD
-    length = TextLength(TextSourceStats(DEFAULTS), Budget(0.75, 0.01, 8.0))
-=======
     budget = Budget(DEFAULTS.text_loss, DEFAULTS.text_loss_rate, DEFAULTS.text_gain)
     length = TextLength(TextSourceStats(DEFAULTS), budget)
->>>>>>> recipes
     state.notes.texts["prediction"] = RequestText(TextMatch(), length)
     assert first_column(table) == set(response_info(FinishedReq(state), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
