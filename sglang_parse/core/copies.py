@@ -54,6 +54,7 @@ class CopyLength(TextLength):
 
     def __init__(self, stats: CopyStats, budget: Budget) -> None:
         self.net_loss, self._budget, self._stats = 0.0, budget, stats
+        self._waited = 0.0  # the last charge for a step that waited
         self._hits, self._expected = [0.0] * 4, [0.0] * 4  # by group, of this request
 
     def choose(
@@ -92,6 +93,17 @@ class CopyLength(TextLength):
         both = zip(self._stats.chances, GROUPS, strict=True)
         return [min(MAX_CHANCE, chance * own[group]) for chance, group in both]
 
+    def lose(self, cost: float) -> None:
+        self._waited = cost or self._waited
+        super().lose(cost)
+
+    def refund(self, match_len: int) -> None:
+        """The copy's next token was decoded, and the step that waited for it was right to. No more
+        than that wait: every answer has copies that are right by chance."""
+        if match_len > 1:
+            super().lose(-self._waited)
+            self._waited = 0.0
+
     def watch(self, match_len: int, *, fits: bool) -> None:
         """Records whether the copy's next token was output, drafted or not."""
         match = _index(match_len)
@@ -105,7 +117,7 @@ class CopyLength(TextLength):
             self.watch(match, fits=True)
         if one.num_output < one.num_verified:
             self.watch(match_len + one.num_output, fits=False)
-        self.lose(cost - one.num_output)
+        super().lose(cost - one.num_output)
 
 
 def _index(match_len: int) -> int:

@@ -34,7 +34,8 @@ class PromptMatch(TextMatch):
     ([9, 4], 2)
 
     Args:
-        prompt_ids: the prompt's tokens.
+        prompt_ids: the prompt's tokens; what is none, as the place of an image, matches nothing.
+        vocab_size: tokens are below it.
 
     Attributes:
         num_seen: output tokens so far.
@@ -42,11 +43,13 @@ class PromptMatch(TextMatch):
         num_searched: tokens that all look-ups so far went through.
     """
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, prompt_ids: Sequence[int], vocab_size: int = 2**31 - 1) -> None:
         self._start = MAX_MATCH + len(prompt_ids)
         self._tokens = np.empty(self._start + self._start // 4 + 256, np.int32)
         self._tokens[:MAX_MATCH] = -1  # no token: what is before the first one matches nothing
-        self._tokens[MAX_MATCH : self._start] = prompt_ids
+        ids = np.asarray(prompt_ids, np.int64)
+        is_token, places = (ids >= 0) & (ids < vocab_size), np.arange(len(ids))
+        self._tokens[MAX_MATCH : self._start] = np.where(is_token, ids, -2 - places)
         self.num_searched = 0
         self.reset()
 
@@ -86,7 +89,9 @@ class PromptMatch(TextMatch):
             self._look_up()
         if self._place is None:
             return ()
-        return self._tokens[self._place : min(self._end, self._place + limit)].tolist()
+        rest = self._tokens[self._place : min(self._end, self._place + limit)]
+        no_tokens = np.flatnonzero(rest < 0)
+        return rest[: no_tokens[0] if len(no_tokens) else None].tolist()
 
     def follow_draft(self) -> None:
         """A whole draft was accepted: its length counts, as each of its tokens does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_parse.core.policy.texts import KNOWN_WELL, TextLength
+from sglang_parse.core.policy.texts import TextLength
 from sglang_parse.core.text_match import TextMatch
 
 
@@ -54,16 +54,12 @@ class RequestText:
         match, new_ids = self.match, output_ids[self.match.num_seen :]
         is_decoded = new_ids and match.num_seen and not self.is_verified
         if is_decoded and match.follows and (rest := match.rest(1)):
-            self._watch(fits=rest[0] == new_ids[0])
+            fits = rest[0] == new_ids[0]
+            self.length.watch(match.match_len, fits=fits)
+            if fits:
+                self.length.refund(match.match_len)
         match.follow(new_ids)
         self.is_verified = False
-
-    def _watch(self, *, fits: bool) -> None:
-        """Where the place is known well, as much as a draft of the token would have brought may be
-        lost: a text that was given up is tried again once the answer follows it."""
-        self.length.watch(self.match.match_len, fits=fits)
-        if fits and self.match.match_len >= KNOWN_WELL:
-            self.length.lose(-1)
 
     def count_covered(self, output_ids: Sequence[int]) -> tuple[int, int]:
         """(tokens of the text that are in the answer, tokens that are not).

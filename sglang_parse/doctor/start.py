@@ -177,7 +177,10 @@ class Start:
     def draft(self) -> Any:
         if self.pair[1] is None:
             usual = usual_drafts(self.pair[0])
-            not_checked(f"no draft model: drafts are texts only (can draft {usual})")
+            texts = "texts and copies of the prompt"
+            if self.config.prompt_drafts == "off":
+                texts = "texts only"
+            not_checked(f"no draft model: drafts are {texts} (can draft {usual})")
         return self.pair[1]
 
     @cached_property

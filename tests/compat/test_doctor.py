@@ -253,7 +253,8 @@ def test_what_can_draft_is_named_without_a_draft_model():
     usual = "can draft for Qwen3: Qwen3-0.6B, Qwen3-1.7B"
     assert (found["models"].status, found["tokenizers"].status) == (OK, NOT_CHECKED)
     assert f"draft none ({usual})" in found["models"].found
-    assert f"drafts are texts only ({usual})" in found["tokenizers"].found
+    drafts = f"drafts are texts and copies of the prompt ({usual})"
+    assert drafts in found["tokenizers"].found
 
 
 def test_draft_heads_that_the_ranks_cannot_split(tmp_path: Path):

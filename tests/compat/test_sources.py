@@ -21,6 +21,7 @@ from sglang_parse.core.phases import (
     GRAMMAR,
     MODEL,
     PREDICTION,
+    PROMPT,
     Phase,
     RequestPolicy,
 )
@@ -91,11 +92,12 @@ class Server:
         model: bool = False,
         mode: str = "always",
         is_first_rank: bool = True,
+        prompt_drafts: str = "off",
         **more: Any,
     ) -> None:
         monkeypatch.setattr(chain_module, "broadcast_object", lambda value: value)
         monkeypatch.setattr(grammar_module, "can_fork_grammars", lambda: True)
-        self.config = ParseConfig(verification="token", **more)
+        self.config = ParseConfig(verification="token", prompt_drafts=prompt_drafts, **more)
         self.counters = Counters()
         controller = self.controller = Controller(mode=mode)
         self.client = Client()
@@ -115,6 +117,7 @@ class Server:
             grammar=None,
             parse_messages=(),
             origin_input_ids=[*map(ord, prompt)],
+            vocab_size=200_000,
             sampling_params=SimpleNamespace(
                 max_new_tokens=500, top_k=1, temperature=1.0, custom_params=None
             ),
@@ -262,14 +265,20 @@ def test_a_step_reads_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch):
     assert 0 < output.num_read < 60
 
 
-def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyPatch):
-    """64 such requests on a server of 25 ms per step: looking for their places may take 2 % of the
-    time. Other texts are looked through 1,000 times: there are none."""
-    server = Server(monkeypatch, mode="auto")
+def busy_server(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Server:
+    """64 requests on a server of 25 ms per step."""
+    server = Server(monkeypatch, mode="auto", **more)
     server.controller.num_running = 64
     for _ in range(3):
         step = StageTime(Stage.DECODE, 64, 64, 25.0)
         server.controller.observe([step], [(None, 1)] * 64)
+    return server
+
+
+def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyPatch):
+    """64 such requests on a server of 25 ms per step: looking for their places may take 2 % of the
+    time. Other texts are looked through 1,000 times: there are none."""
+    server = busy_server(monkeypatch)
     req, num_tokens = server.request(prediction="x"), 1000
     text = req.parse_state.notes.texts[PREDICTION]
     text.match = TextMatch(range(200, 100_200))
@@ -279,6 +288,35 @@ def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyP
     spent_ms = 64 * SEARCH_MS_PER_TOKEN * text.match.num_searched
     assert 0 < spent_ms < 0.02 * 25 * num_tokens
     assert text.length.net_loss == pytest.approx(spent_ms / 25)
+
+
+def test_searches_of_long_prompts_take_a_small_part_of_a_step(monkeypatch: pytest.MonkeyPatch):
+    """2 % of a step's time for all of 64 requests; what no search is left for decodes, and the
+    loss budget is not charged."""
+    server, num_steps = busy_server(monkeypatch, prompt_drafts="on"), 100
+    prompt = "".join(map(chr, range(200, 50_200)))
+    reqs = [server.request(prompt + prompt) for _ in range(64)]
+    for step in range(num_steps):
+        for req in reqs:
+            assert server.start(req, chr(1 + step)) == "prompt: does not fit here"
+    texts = [req.parse_state.notes.texts[PROMPT] for req in reqs]
+    spent_ms = SEARCH_MS_PER_TOKEN / 4 * sum(text.match.num_searched for text in texts)
+    assert 0.015 < spent_ms / (25 * num_steps) <= 0.021
+    assert {text.length.net_loss for text in texts} == {0.0}
+    # Short ones are always looked up.
+    short = server.request("0123456789" * 20)
+    for place in range(100):
+        server.start(short, chr(1 + place))
+    assert short.parse_state.notes.texts[PROMPT].match.num_searched >= 100 * 200
+
+
+def test_no_token_of_an_image_is_drafted(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, prompt_drafts="on")
+    req = server.request("one two three")
+    req.origin_input_ids[7:7] = [2**40, 200_000]
+    assert server.start(req, "one ") == ""
+    assert (drafted(req), req.parse_state.draft.source) == ("two", PROMPT)
+    assert server.start(req, "two") == "prompt: does not fit here"
 
 
 def test_a_draft_arrives_in_parts(monkeypatch: pytest.MonkeyPatch):

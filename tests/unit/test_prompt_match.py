@@ -159,3 +159,13 @@ def test_a_copy_is_followed_without_a_search():
     match.follow(range(50_001, 50_100))
     assert match.rest(2) == [50_100, 50_101]
     assert match.num_searched == searched == 100_001
+
+
+def test_what_is_no_token_is_never_drafted_and_matches_nothing():
+    """The ids in the place of an image are hashes: of any size, and not the target's."""
+    image = [2**40, 2**31, 900, -1]
+    text = PromptMatch([1, 2, *image, 7, 8, 1, 2, *image, 7], vocab_size=900)
+    text.follow([8])
+    assert (text.rest(9), text.match_len) == ([1, 2], 2)
+    text.follow([1, 2])
+    assert (text.rest(9), text.match_len) == ([], 4)

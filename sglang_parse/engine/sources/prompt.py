@@ -18,9 +18,15 @@ from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.source import Source
 from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextParts, TextSource
 
+SEARCH_SHARE = 0.02
+"""Of the time in which decode steps output what was output: what look-ups may take, at most."""
+MAX_SAVED = 1.0
+"""Tokens' time that look-ups leave unused for later ones, at most."""
+
 
 class PromptSource(TextSource):
-    """Drafts what follows the newest tokens in prompt and output so far."""
+    """Drafts what follows the newest tokens in prompt and output so far. Look-ups have a budget of
+    their own, one for all requests: long prompts on a busy server are looked up now and then."""
 
     explains = False  # others that do not draft say more
     is_exact, search_ms = True, SEARCH_MS_PER_TOKEN / 4
@@ -28,7 +34,7 @@ class PromptSource(TextSource):
 
     def __init__(self, parts: TextParts) -> None:
         super().__init__(PROMPT, parts)
-        self._copies = CopyStats()
+        self._copies, self._saved = CopyStats(), MAX_SAVED
 
     def receive(self, req: Req, options: RequestOptions) -> None:
         is_on = self._config.prompt_drafts == options.prompt_drafts == "on"
@@ -41,9 +47,19 @@ class PromptSource(TextSource):
     def start(self, req: Req) -> str:
         texts = req.parse_state.notes.texts
         if self.name not in texts:  # here, not for requests that never draft
-            match = PromptMatch(req.origin_input_ids)
+            match = PromptMatch(req.origin_input_ids, req.vocab_size)
             texts[self.name] = RequestText(match, CopyLength(self._copies, self._budget_of(req)))
+        num_new = len(req.parse_state.output_ids) - texts[self.name].match.num_seen
+        self._saved = min(MAX_SAVED, self._saved + SEARCH_SHARE * num_new)
         return super().start(req)
+
+    def _rest(self, text: RequestText, limit: int) -> Sequence[int]:
+        is_known = text.match.follows or self._saved > 0
+        return super()._rest(text, limit) if is_known else ()
+
+    def _pay(self, text: RequestText, cost: float) -> None:
+        del text
+        self._saved -= cost
 
     def retract(self, req: Req) -> None:
         req.parse_state.notes.texts.pop(self.name, None)

@@ -137,8 +137,12 @@ class TextSource(Source):
         before = text.match.num_searched
         rest = text.match.rest(limit)
         num_searched = text.match.num_searched - before
-        text.length.lose(self._controller.tokens_in(self.search_ms * num_searched))
+        self._pay(text, self._controller.tokens_in(self.search_ms * num_searched))
         return rest
+
+    def _pay(self, text: RequestText, cost: float) -> None:
+        """Charges a search of the text, in tokens of all running requests."""
+        text.length.lose(cost)
 
     def _ends(self, text: RequestText, rest: Sequence[int], limit: int) -> Sequence[int]:
         """Where segments end in the part of ``rest`` that the next draft may have."""
