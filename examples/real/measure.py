@@ -1,11 +1,11 @@
 """What texts as drafts gain on real work: Qwen2.5-Coder-0.5B, without a draft model, beside stock
-SGLang.
+SGLang. Once nothing is sent along, and the prompt drafts; once what the requests have is sent.
 
     python examples/real/measure.py [--concurrency 6] [--max-tokens 160]
 
-Sixty requests (real_requests.py), greedy, fp32, token mode; the two servers answer each kind of
-work one after the other. Writes results.json and report.html. Exit code 1 if an answer differs from
-the plain server's.
+Sixty requests (real_requests.py), greedy, fp32, token mode; each kind of work is answered by plain
+SGLang and twice by PARSE, one after the other. Writes results.json and report.html. Exit code 1 if
+an answer differs from the plain server's.
 """
 
 from __future__ import annotations
@@ -44,18 +44,23 @@ OTHER_TOKENS = 64
 """The longest answer that is no edit. An edit's is as long as what is edited."""
 TABLE = "Over plain SGLang"
 NOTE = (
-    "Over plain: the quotient of the requests' times. Accepted: output tokens that were drafted, "
-    "from the text sent along, from earlier answers (questions), or by the schema (JSON)."
+    "Over plain: the quotient of the requests' times. Nothing sent: the prompt drafts, and the "
+    "schema (JSON). Sent: the request's text, too, or the scope of earlier answers (questions). "
+    "Accepted: output tokens that were drafted."
 )
+BARE, SENT = "nothing sent", "sent"
+SENT_FIELDS = ("prediction", "cache_salt")
+"""Fields of a request that bring a text."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One request's answers, of the plain server and of the one with PARSE."""
+class Trio:
+    """One request's answers: the plain server's, PARSE's without and with what is sent along."""
 
     item: Item
     plain: Answer
-    parse: Answer
+    bare: Answer
+    sent: Answer
 
     @property
     def kind(self) -> str:
@@ -63,83 +68,102 @@ class Pair:
 
     @property
     def is_same(self) -> bool:
-        return self.plain.token_ids == self.parse.token_ids
+        return self.plain.token_ids == self.bare.token_ids == self.sent.token_ids
 
 
-Pairs = Sequence[Pair]
+Trios = Sequence[Trio]
 
 
-def num_tokens(pairs: Pairs) -> int:
-    return sum(pair.plain.output_tokens for pair in pairs)
+def num_tokens(trios: Trios) -> int:
+    return sum(trio.plain.output_tokens for trio in trios)
 
 
-def seconds(pairs: Pairs, server: str) -> float:
-    return sum(getattr(pair, server).wall_ms for pair in pairs) / 1e3
+def seconds(trios: Trios, way: str) -> float:
+    return sum(getattr(trio, way).wall_ms for trio in trios) / 1e3
 
 
-def over_plain(pairs: Pairs) -> float:
-    return seconds(pairs, "plain") / seconds(pairs, "parse")
+def over_plain(trios: Trios, way: str) -> float:
+    return seconds(trios, "plain") / seconds(trios, way)
 
 
-def accepted_share(pairs: Pairs) -> float:
-    return sum(pair.parse.parse["accepted_tokens"] for pair in pairs) / num_tokens(pairs)
+def accepted_share(trios: Trios, way: str) -> float:
+    accepted = sum(getattr(trio, way).parse["accepted_tokens"] for trio in trios)
+    return accepted / num_tokens(trios)
+
+
+def speedup(trios: Trios, way: str) -> str:
+    return f"{over_plain(trios, way):.2f}x, {accepted_share(trios, way):.0%}"
 
 
 COLUMNS: Columns = {
     "": lambda title, _: title,
-    "requests": lambda _, pairs: str(len(pairs)),
-    "tokens": lambda _, pairs: str(num_tokens(pairs)),
-    "plain, s": lambda _, pairs: f"{seconds(pairs, 'plain'):.1f}",
-    "PARSE, s": lambda _, pairs: f"{seconds(pairs, 'parse'):.1f}",
-    "over plain": lambda _, pairs: f"{over_plain(pairs):.2f}x",
-    "accepted": lambda _, pairs: f"{accepted_share(pairs):.0%}",
-    "identical": lambda _, pairs: f"{sum(pair.is_same for pair in pairs)} of {len(pairs)}",
+    "requests": lambda _, trios: str(len(trios)),
+    "tokens": lambda _, trios: str(num_tokens(trios)),
+    "plain, s": lambda _, trios: f"{seconds(trios, 'plain'):.1f}",
+    "nothing sent, s": lambda _, trios: f"{seconds(trios, 'bare'):.1f}",
+    "sent, s": lambda _, trios: f"{seconds(trios, 'sent'):.1f}",
+    "nothing sent: over plain, accepted": lambda _, trios: speedup(trios, "bare"),
+    "sent: over plain, accepted": lambda _, trios: speedup(trios, "sent"),
+    "identical": lambda _, trios: f"{sum(trio.is_same for trio in trios)} of {len(trios)}",
 }
 
 
-def sections(pairs: Pairs, facts: dict[str, Any]) -> Sections:
-    kinds = [(kind, [*some]) for kind, some in groupby(pairs, attrgetter("kind"))]
-    edits = [pair for pair in pairs if pair.kind in EDITS]
-    each = [(f"{pair.kind}: {pair.item.text[:60]}", [pair]) for pair in pairs]
+def sections(trios: Trios, facts: dict[str, Any]) -> Sections:
+    kinds = [(kind, [*some]) for kind, some in groupby(trios, attrgetter("kind"))]
+    edits = [trio for trio in trios if trio.kind in EDITS]
+    each = [(f"{trio.kind}: {trio.item.text[:60]}", [trio]) for trio in trios]
     return {
-        TABLE: [Grid.of([*kinds, ("edits", edits), ("all", pairs)], COLUMNS, NOTE)],
+        TABLE: [Grid.of([*kinds, ("edits", edits), ("all", trios)], COLUMNS, NOTE)],
         "Each request": [Grid.of(each, COLUMNS, "", ())],
         "Conditions": [Facts(facts)],
     }
 
 
-def record(pair: Pair) -> dict[str, Any]:
+def record(trio: Trio) -> dict[str, Any]:
     return {
-        "kind": pair.kind,
-        "prompt": pair.item.text,
-        "answer": pair.parse.text,
-        "is_same": pair.is_same,
-        "tokens": pair.plain.output_tokens,
-        "plain_ms": pair.plain.wall_ms,
-        "parse_ms": pair.parse.wall_ms,
-        "parse": pair.parse.parse,
+        "kind": trio.kind,
+        "prompt": trio.item.text,
+        "answer": trio.sent.text,
+        "is_same": trio.is_same,
+        "tokens": trio.plain.output_tokens,
+        "plain_ms": trio.plain.wall_ms,
+        "nothing_sent_ms": trio.bare.wall_ms,
+        "sent_ms": trio.sent.wall_ms,
+        "nothing_sent": trio.bare.parse,
+        "sent": trio.sent.parse,
     }
 
 
-def measure(pool: Pool, items: Sequence[Item], asking: Asking, concurrency: int) -> Iterator[Pair]:
-    """Both servers answer each kind of work, so that a machine that is busy with something else
-    slows both; which of them begins changes."""
+def measure(pool: Pool, items: Sequence[Item], asking: Asking, concurrency: int) -> Iterator[Trio]:
+    """All ways answer each kind of work, so that a machine that is busy with something else slows
+    all of them; which of them begins changes."""
 
     def answers(server: str, some: Sequence[Item], asking: Asking) -> tuple[Answer, ...]:
         with pool.awake(server) as (endpoint,):
             run = ask(endpoint, some, range(len(some)), concurrency=concurrency, asking=asking)
         return run.answers
 
-    turns = [PLAIN, PARSE_TOKEN]
-    for server in turns:
+    for server in (PLAIN, PARSE_TOKEN):
         answers(server, WARM_UP, replace(asking, max_tokens=16))
+    ways = {PLAIN: PLAIN, BARE: PARSE_TOKEN, SENT: PARSE_TOKEN}
+    turns = [*ways]
     for kind, found in groupby(items, attrgetter("key")):
         some = [*found]
         longest = asking.max_tokens if kind in EDITS else min(OTHER_TOKENS, asking.max_tokens)
         limited = replace(asking, max_tokens=longest)
-        of = {server: answers(server, some, limited) for server in turns}
-        yield from map(Pair, some, of[PLAIN], of[PARSE_TOKEN])
-        turns.reverse()
+        of = {
+            way: answers(ways[way], [bare(item) if way == BARE else item for item in some], limited)
+            for way in turns
+        }
+        yield from map(Trio, some, of[PLAIN], of[BARE], of[SENT])
+        turns.append(turns.pop(0))
+
+
+def bare(item: Item) -> Item:
+    """The request as a client sends it that knows nothing of drafts. A salt of its own keeps it
+    from earlier answers, and its prompt from being in the prefix cache for the next way."""
+    left = {name: value for name, value in item.request.items() if name not in SENT_FIELDS}
+    return replace(item, request={**left, "cache_salt": f"alone: {item.text}"})
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -154,12 +178,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     kinds = [[*some] for _, some in groupby(found, attrgetter("key"))]
     items = [item for kind in kinds for item in kind[: arguments.of_each_kind]]
     asking = Asking(max_tokens=arguments.max_tokens, limit_s=LONG_LIMIT_S, wants_tokens=True)
-    pairs: list[Pair] = []
+    trios: list[Trio] = []
     with Pool(specs, output / "logs", on_start=lambda name: log(f"start {title_of(name)}")) as pool:
         pool.start_all()
-        for pair in measure(pool, items, asking, arguments.concurrency):
-            pairs.append(pair)
-            log(f"{pair.kind}: {over_plain([pair]):.2f}x, {accepted_share([pair]):.0%}")
+        for trio in measure(pool, items, asking, arguments.concurrency):
+            trios.append(trio)
+            log(f"{trio.kind}: {speedup([trio], 'bare')}; sent {speedup([trio], 'sent')}")
     facts = {
         **of_now(),
         "minutes": round(log.seconds / 60, 1),
@@ -168,10 +192,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         "max tokens": arguments.max_tokens,
         **{spec.name: command_of(spec) for spec in specs},
     }
-    content = {"conditions": facts, "requests": [*map(record, pairs)]}
+    content = {"conditions": facts, "requests": [*map(record, trios)]}
     title = "A real model's work, with texts as drafts"
-    publish(console, output / "results.json", content, title, sections(pairs, facts))
-    return 0 if all(pair.is_same for pair in pairs) else 1
+    publish(console, output / "results.json", content, title, sections(trios, facts))
+    return 0 if all(trio.is_same for trio in trios) else 1
 
 
 def main(words: Sequence[str] | None = None) -> int:

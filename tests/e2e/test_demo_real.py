@@ -24,7 +24,9 @@ def test_a_small_one(tmp_path: Path, capsys: Any):
     for row in found["requests"]:
         assert row["is_same"]
         assert row["tokens"] > 0
-        assert ("prediction" in row["parse"]) == (not row["kind"].startswith(FIRST))
-    assert row["parse"]["sources"]["answers"]["drafted_tokens"] > 0
+        assert ("prediction" in row["sent"]) == (not row["kind"].startswith(FIRST))
+        assert "prediction" not in row["nothing_sent"]
+        assert "answers" not in row["nothing_sent"].get("sources", {})
+    assert row["sent"]["sources"]["answers"]["drafted_tokens"] > 0
     assert "10 of 10" in capsys.readouterr().out
     assert "Each request" in (tmp_path / "report.html").read_text()

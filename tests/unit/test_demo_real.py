@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import real_model
-from measure import COLUMNS, Pair, sections
+from measure import COLUMNS, Trio, bare, sections
 from real_requests import AGAIN, FIRST, all_requests
 
 from sglang_parse.client.records import Answer, BenchError, Item
@@ -37,31 +37,40 @@ def test_a_request_has_a_text_or_a_scope_of_earlier_answers(item: Item):
         ast.parse(text)
 
 
-def pair(kind: str, plain_ms: float, parse_ms: float, accepted: int) -> Pair:
+@pytest.mark.parametrize("item", REQUESTS, ids=lambda item: item.key)
+def test_nothing_is_sent_along(item: Item):
+    left = bare(item).request
+    assert "prediction" not in left
+    assert [bare(other).request["cache_salt"] for other in REQUESTS].count(left["cache_salt"]) == 1
+    assert left.get("response_format") == item.request.get("response_format")
+
+
+def trio(kind: str, plain_ms: float, bare_ms: float, sent_ms: float, accepted: int) -> Trio:
     plain = Answer(0, "a", 20, plain_ms, {}, token_ids=(1, 2))
     meta = {"parse": [{"accepted_tokens": accepted}]}
-    return Pair(Item(kind, kind, None), plain, replace(plain, wall_ms=parse_ms, meta=meta))
+    ways = (replace(plain, wall_ms=ms, meta=meta) for ms in (bare_ms, sent_ms))
+    return Trio(Item(kind, kind, None), plain, *ways)
 
 
 def test_the_table():
     """Sums of times, not means of ratios: a long answer counts for more."""
-    pairs = [
-        pair("rename", 3000, 1000, 18),
-        pair("rename", 1000, 1000, 0),
-        pair("test", 800, 1000, 5),
+    trios = [
+        trio("rename", 3000, 2000, 1000, 18),
+        trio("rename", 1000, 2000, 1000, 0),
+        trio("test", 800, 800, 1000, 5),
     ]
-    pairs[2] = replace(pairs[2], plain=replace(pairs[2].plain, token_ids=(1, 3)))
-    found = sections(pairs, {})
+    trios[2] = replace(trios[2], bare=replace(trios[2].bare, token_ids=(1, 3)))
+    found = sections(trios, {})
     (grid,) = found["Over plain SGLang"]
     assert grid.headings == [*COLUMNS]
     assert [*map(list, grid.rows)] == [
-        ["rename", "2", "40", "4.0", "2.0", "2.00x", "45%", "2 of 2"],
-        ["test", "1", "20", "0.8", "1.0", "0.80x", "25%", "0 of 1"],
-        ["edits", "2", "40", "4.0", "2.0", "2.00x", "45%", "2 of 2"],
-        ["all", "3", "60", "4.8", "3.0", "1.60x", "38%", "2 of 3"],
+        ["rename", "2", "40", "4.0", "4.0", "2.0", "1.00x, 45%", "2.00x, 45%", "2 of 2"],
+        ["test", "1", "20", "0.8", "0.8", "1.0", "1.00x, 25%", "0.80x, 25%", "0 of 1"],
+        ["edits", "2", "40", "4.0", "4.0", "2.0", "1.00x, 45%", "2.00x, 45%", "2 of 2"],
+        ["all", "3", "60", "4.8", "4.8", "3.0", "1.00x, 38%", "1.60x, 38%", "2 of 3"],
     ]
     (each,) = found["Each request"]
-    assert [row[5] for row in each.rows] == ["3.00x", "1.00x", "0.80x"]
+    assert [row[7] for row in each.rows] == ["3.00x, 90%", "1.00x, 0%", "0.80x, 25%"]
 
 
 def refuse(*_: Any, **__: Any) -> None:

@@ -116,8 +116,7 @@ class TextLength:
     def refund(self, match_len: int) -> None:
         """The text's next token was decoded. Where its place is known well, as much as a draft of
         it would have brought may be lost: a text that was given up is tried again."""
-        if match_len >= KNOWN_WELL:
-            self.lose(-1)
+        self.lose(-1 if match_len >= KNOWN_WELL else 0)
 
     def watch(self, match_len: int, *, fits: bool) -> None:
         """Records whether the text's next token was output, drafted or not."""
