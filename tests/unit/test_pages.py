@@ -15,6 +15,7 @@ from sglang_parse import cli
 from sglang_parse.calibrate.report import content
 from sglang_parse.compare.report import results
 from sglang_parse.core import config
+from sglang_parse.core.loss import Budget
 from sglang_parse.core.notes import Notes
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import DraftPlan, RequestPolicy, Stats, TraceRecord
@@ -148,7 +149,7 @@ def test_every_key_of_meta_info_is_in_the_table():
     table = page("response-metadata").partition("## Fallback to plain decoding")[0]
     telemetry = RequestTelemetry(trace_bytes=MAX_TRACE_BYTES)
     state = RequestState(policy, plan=DraftPlan(64, 8, 16), notes=Notes(telemetry=telemetry))
-    length = TextLength(TextSourceStats(DEFAULTS), DEFAULTS.text_loss, DEFAULTS.text_gain)
+    length = TextLength(TextSourceStats(DEFAULTS), Budget(0.75, 0.01, 8.0))
     state.notes.texts["prediction"] = RequestText(TextMatch(), length)
     assert first_column(table) == set(response_info(FinishedReq(state), simulated=0.5))
     assert {field.name for field in fields(Stats)} <= first_column(table)
