@@ -59,9 +59,8 @@ class PassGraphs(WideGraphs):
         self.max_rows = unit * sizes[-1]
         self.max_reqs = min(MAX_REQS, runner.req_to_token_pool.size)
         inputs = WideInputs(unit, sizes[-1], runner.device, 1 + self.max_reqs)
-        what = f"forwards of up to {self.max_rows} rows"
         slots = others[0].attn_backend.cuda_graph_kv_indices if others else None
-        super().__init__(runner, RequestLayout(0, self.max_rows), inputs, sizes, what, slots)
+        super().__init__(runner, RequestLayout(0, self.max_rows), inputs, sizes, "forwards", slots)
 
     def fits(self, batch: ForwardBatch) -> bool:
         """Whether a graph runs this causal forward."""

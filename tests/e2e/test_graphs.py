@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from support.client import EXACT, HTTP, Client, ids_of, parse_info, random_prompts
+from support.client import HTTP, Client, ids_of, parse_info, random_prompts
 from support.servers import ALWAYS, BLOCKS, SEED, Start, parse_flags, plugin, served
 
 PROMPTS = [prompt[:70] for prompt in random_prompts(2, seed=59)]
@@ -47,7 +47,7 @@ def log_of(server: Client) -> str:
 
 def answers_are_the_plain_targets(server: Client, plain: Client) -> list[dict]:
     options = {"max_new_tokens": 14, "ignore_eos": True}
-    ours = server.generate_all(PROMPTS, 2, parse=EXACT, **options)
+    ours = server.generate_all(PROMPTS, 2, **options)
     assert ids_of(ours) == ids_of(plain.generate_all(PROMPTS, 2, **options))
     server.assert_nothing_lost()
     return [parse_info(answer) for answer in ours]
