@@ -28,10 +28,12 @@ Place = tuple[str, str]
 MORE = pytest.mark.nightly("tests/e2e/test_call_direction.py::test_no_call_goes_up")
 CHAPTERS = (
     "core.block",
+    "core.notes",
     "core.policy",
     "core.request_telemetry",
     "engine.drafting",
     "engine.prefill",
+    "engine.sources",
     "patches",
     "telemetry",
 )
@@ -41,8 +43,7 @@ VERIFY_ITERATION = {
     "engine.row_results",
     *("engine.batch", "engine.requests", "engine.parts", "engine.judge.judge"),
     *("engine.logits.adjust", "engine.logits.sampling"),
-    *("engine.sources.chain", "engine.sources.draft_model"),
-    *("core.request", "core.kv_demand", "core.counters", "core.mask"),
+    *("core.request", "core.round", "core.kv_demand", "core.counters", "core.mask"),
     *("attention.spec_input", "attention.native"),
 }
 """At most 25, the eight of the engine's page among them."""
@@ -109,8 +110,9 @@ def test_the_profile_covers_draft_verify_and_decode(calls: list[tuple[Place, Pla
         "Verifier.verify",
         "Verifier.decode",
         "TargetForward.wait",
-        "Committer._accept_round",
-        "Committer._after_decode",
+        "Committer.accept",
+        "Committer._select",
+        "Committer._move_on",
         "PendingResult.fill",
         "RequestState.write",
     } <= called
@@ -124,8 +126,8 @@ def test_no_call_goes_up(calls: list[tuple[Place, Place]]):
 
 def test_a_verify_iteration_is_followed_in_few_files(calls: list[tuple[Place, Place]]):
     """Who calls others between SGLang's scheduler and its result. What is called and calls nobody
-    is read by its docstring; drafting, prefills, the policy and telemetry are chapters of their
-    own."""
+    is read by its docstring; drafting, sources, prefills, the policy, notes and telemetry are
+    chapters of their own."""
     callers = {
         caller.removeprefix("sglang_parse.")
         for (caller, _), (callee, _) in calls

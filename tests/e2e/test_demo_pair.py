@@ -36,7 +36,7 @@ def test_accepted_lengths_equal_the_references(
             judged = reference_verdicts(target_model, context, output, record)
             verdicts = judged.verdicts.tolist()
             assert record["verdicts"] == pytest.approx(verdicts, abs=1e-3)
-            cut = select(verdicts, record["prefix_ends"], 0.5, "first-reject").accepted_len
+            cut = select(verdicts, record["prefix_ends"], 0.5, "first-reject")[0]
             assert record["accepted_len"] == cut
             if record["next_token_id"] is not None:
                 places = (0, *record["prefix_ends"])

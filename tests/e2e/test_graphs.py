@@ -18,6 +18,7 @@ from support.servers import ALWAYS, BLOCKS, SEED, Start, parse_flags, plugin, se
 
 PROMPTS = [prompt[:70] for prompt in random_prompts(2, seed=59)]
 FLAGS = ("--parse-verification", "token", "--parse-draft-tokens", "8", *BLOCKS, *SEED, *ALWAYS)
+pytestmark = pytest.mark.nightly("tests/compat/test_pass_graphs.py")
 FEW = ("--max-running-requests", "2", "--enable-metrics")
 """Requests: a graph has tensors for as many, and the interpreter is slow."""
 CHECKED = re.compile(r"PARSE: no CUDA graph of the (.*?): it differs from forwards in pieces")
@@ -64,7 +65,6 @@ def test_answers_by_graphs_are_the_plain_targets(graphs: Client, plain: Client):
     assert all(float(ratio) > 1 for ratio in speedups.values())
 
 
-@pytest.mark.nightly("tests/compat/test_pass_graphs.py")
 def test_graphs_that_are_wrong_are_off(wrong: Client, plain: Client):
     """No row of theirs sees its context: the log and the metric say so, and answers are right."""
     answers_are_the_plain_targets(wrong, plain)

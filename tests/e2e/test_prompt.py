@@ -8,7 +8,7 @@ import pytest
 
 from support.client import Client, assert_adds_up, assert_same, flat, ids_of, parse_info
 from support.demo_pair import DEMO, held_out
-from support.servers import COPIES, OVERLAP, PARSE, SEED, Start, served
+from support.servers import COPIES, OVERLAP, PARSE, SEED, Start, served_alone
 
 TARGET = ("--model-path", str(DEMO / "draft"), *PARSE, *COPIES, *SEED)
 PROBLEMS = held_out(8)
@@ -19,12 +19,12 @@ MORE = pytest.mark.nightly("tests/e2e/test_prompt.py::test_copies_are_the_target
 @pytest.fixture(scope="module")
 def copying(start_server: Start) -> Iterator[Client]:
     """A server as a user starts it: the likelihood judges, and nothing but the prompt drafts."""
-    yield from served(start_server, "prompt", *TARGET)
+    yield from served_alone(start_server, "prompt", *TARGET)
 
 
 @pytest.fixture(scope="module")
 def ahead(start_server: Start) -> Iterator[Client]:
-    yield from served(start_server, "prompt-overlap", *TARGET, *OVERLAP)
+    yield from served_alone(start_server, "prompt-overlap", *TARGET, *OVERLAP)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,6 @@ def test_steps_in_flight_are_not_dropped(ahead: Client, prompts: list, expected:
     ]
     assert ids_of(answers) == ids_of([*expected, *expected[:2]])
     rounds = sum(parse_info(answer)["rounds"] for answer in answers)
-    assert rounds > 20
+    assert rounds > 10
     assert ahead.look()["overlap"]["dropped"] - before <= 0.1 * rounds
     ahead.assert_nothing_lost()

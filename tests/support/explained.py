@@ -66,7 +66,7 @@ def assert_says(found: dict[str, Any], answers: Sequence[ExplainedAnswer]) -> No
             select(
                 *(record["verdicts"], record["prefix_ends"], threshold, record["selection"]),
                 is_finished=record["finished"],
-            ).accepted_len
+            )[0]
             for record in verified
         )
         drafted = sum(len(record["draft_token_ids"]) for record in verified)

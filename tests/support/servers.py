@@ -136,6 +136,14 @@ def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
     )
 
 
+def served_alone(start_server: Start, name: str, *flags: str) -> Iterator[Client]:
+    """As ``served``, of a server that ends with its module: no other file uses it."""
+    server = start_server(name, *flags)
+    with awake(server):
+        yield Client.of(server)
+    server.stop()
+
+
 def served(
     start_server: Start,
     name: str,

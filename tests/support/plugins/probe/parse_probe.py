@@ -48,7 +48,7 @@ SEAMS = {
     "commit": f"{ENGINE}.commit.Committer._accept",
     "sources": f"{ENGINE}.sources.chain.SourceChain.start",
     "observe": f"{ENGINE}.sources.chain.SourceChain.observe",
-    "take": f"{ENGINE}.sources.text.TextSource.take",
+    "take": f"{ENGINE}.sources.prediction.PredictionSource.take",
     "texts": f"{ENGINE}.sources.chain.SourceChain.begin",
     "keep": f"{ENGINE}.sources.chain.SourceChain.finish",
     "traces": f"{ENGINE}.commit.trace_record",
