@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sglang_parse.core.phases import Draft
 from sglang_parse.core.selection import matching_tokens
@@ -33,7 +34,7 @@ class Verdicts:
         return self.refusal.place if self.refusal else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Round:
     """A verified draft and what was output for it; of a decode step, no draft and its token.
 
@@ -66,7 +67,7 @@ class Round:
     target_tokens: Sequence[int] = ()
     scores: Sequence[Sequence[float]] = ()
 
-    @property
+    @cached_property
     def tokens(self) -> tuple[int, ...]:
         """What was output."""
         return (*self.draft.token_ids[: self.accepted_len], *self.bonus)
@@ -93,7 +94,7 @@ class Round:
         ends = (end for end in self.draft.prefix_ends if end > self.accepted_len)
         return next(ends, self.accepted_len + 1)  # token by token there are no prefixes
 
-    @property
+    @cached_property
     def num_matched(self) -> int:
         """Verified tokens after the accepted prefix that match the target's choices."""
         return matching_tokens(self.draft.verified_ids[self.accepted_len :], self.bonus)

@@ -179,13 +179,12 @@ class EagleDecoder(EagleHead):
         return hidden if self.columns is None else hidden[:, self.columns]
 
     def _rows_of(self, result: TargetResult, hidden: torch.Tensor) -> torch.Tensor:
-        """What the head reads of a request's hidden states. A proposal has slots for the longest
-        one: rows after a shorter one make it one shape."""
-        rows = self._columns_of(hidden)
-        missing = self._chain_rows - len(rows)
+        """A request's rows. A proposal has slots for the longest one: rows after a shorter one make
+        it one shape."""
+        missing = self._chain_rows - len(hidden)
         if result.action is not Action.PROPOSE or not missing:
-            return rows
-        return torch.nn.functional.pad(rows, (0, 0, 0, missing))
+            return hidden
+        return torch.nn.functional.pad(hidden, (0, 0, 0, missing))
 
     def _extend_fixed(
         self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[HeadExtend]
@@ -203,11 +202,10 @@ class EagleDecoder(EagleHead):
         view.out_cache_loc = slots_of(batch, reqs, [(at, at + num_rows) for at in starts])
         view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
         num_kept = on_device(lens, batch.device, torch.int32)
+        hidden = self._columns_of(torch.cat([part.hidden for part in accepted]))
         output = EagleDraftInput()
         result = GenerationBatchResult(
-            logits_output=LogitsProcessorOutput(
-                next_token_logits=None, hidden_states=torch.cat([part.hidden for part in accepted])
-            ),
+            logits_output=LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden),
             accept_lens=num_kept,
             prepared_draft_extend_inputs=(
                 num_kept - 1,
@@ -248,7 +246,7 @@ class EagleDecoder(EagleHead):
         view.chunked_req_next_prompt_token = None
         last = on_device([part.token_ids[-1] for part in accepted], batch.device)
         hidden = torch.cat([part.hidden[: len(part.token_ids)] for part in accepted])
-        return self._extend(view, hidden, last)
+        return self._extend(view, self._columns_of(hidden), last)
 
     def _extend(
         self, view: ScheduleBatch, hidden: torch.Tensor, last_token_ids: torch.Tensor
