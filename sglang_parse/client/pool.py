@@ -91,6 +91,10 @@ class Pool:
         _settle(server)
         return server
 
+    def end(self, name: str) -> None:
+        """The server of that name; the next one who asks for it starts it anew."""
+        self._alive.pop(name).stop(self._stop_limit_s)
+
     @contextlib.contextmanager
     def awake(self, *names: str) -> Iterator[list[Endpoint]]:
         """Resumes the named servers for the length of a block."""
@@ -118,7 +122,7 @@ class Pool:
     def _make_room(self) -> None:
         suspended = [name for name, server in self._alive.items() if server.is_suspended]
         for name in suspended[: max(0, len(self._alive) - self._max_alive + 1)]:
-            self._alive.pop(name).stop(self._stop_limit_s)
+            self.end(name)
 
 
 def _settle(server: Server) -> None:

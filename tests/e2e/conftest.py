@@ -36,7 +36,7 @@ from support.servers import (
     parse_flags,
     plain_flags,
     plugin,
-    served,
+    shared,
     shared_servers,
     two_ranks_environment,
 )
@@ -76,13 +76,13 @@ def block_pair(
 def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """Stock SGLang with the random target."""
     flags = (*plain_flags(pair[0]), *SEED, CUSTOM, *CHAT)
-    yield from served(start_server, "plain", *flags)
+    yield from shared(start_server, "plain", *flags)
 
 
 @pytest.fixture(scope="module")
 def token(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Client]:
     """PARSE with token-level verification on the random pair; drafts in blocks."""
-    yield from served(
+    yield from shared(
         start_server,
         "token",
         *parse_flags(block_pair, "--parse-verification", "token", "--parse-draft-tokens", "8"),
@@ -98,14 +98,14 @@ def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     that do not ask for it look at its random verdicts.
     """
     flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *ALWAYS)
-    yield from served(start_server, "semantic", *flags)
+    yield from shared(start_server, "semantic", *flags)
 
 
 @pytest.fixture(scope="module")
 def overlap(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """As ``semantic``, with the overlap schedule and asynchronous launches, as on a GPU."""
     flags = parse_flags(pair, *SEMANTIC, "--page-size", "16", *OVERLAP, *CHAT, *ALWAYS)
-    yield from served(start_server, "overlap", *flags, **AHEAD)
+    yield from shared(start_server, "overlap", *flags, **AHEAD)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def blocks(start_server: Start, block_pair: tuple[Path, Path]) -> Iterator[Clien
     flags = parse_flags(block_pair, *SEMANTIC, "--page-size", "16", *OVERLAP, *BLOCKS)
     guidance = ("--grammar-backend", "llguidance")
     eager = {"TORCHDYNAMO_DISABLE": "1"}
-    yield from served(
+    yield from shared(
         start_server, "blocks", *flags, *guidance, "--enable-metrics", **AHEAD, **eager
     )
 
@@ -147,7 +147,7 @@ def equal(
     Drafts are written in blocks.
     """
     draft = parallel_draft(pair[0], tmp_path_factory.mktemp("equal") / "draft")
-    yield from served(
+    yield from shared(
         start_server,
         "equal",
         *parse_flags((pair[0], draft), "--parse-verification", "token", *BLOCKS),
@@ -169,20 +169,20 @@ def demo(start_server: Start, demo_folder: Path) -> Iterator[Client]:
     after as many as pay."""
     question = ("--parse-question", str(demo_folder / "question.json"))
     pair = (demo_folder / "target", demo_folder / "draft")
-    yield from served(start_server, "demo", *parse_flags(pair, *question, *ALWAYS))
+    yield from shared(start_server, "demo", *parse_flags(pair, *question, *ALWAYS))
 
 
 @pytest.fixture(scope="module")
 def demo_plain(start_server: Start) -> Iterator[Client]:
     """Stock SGLang with the question pair's target."""
-    yield from served(start_server, "demo-plain", *plain_flags(DEMO / "target"))
+    yield from shared(start_server, "demo-plain", *plain_flags(DEMO / "target"))
 
 
 @pytest.fixture(scope="module")
 def small_plain(start_server: Start) -> Iterator[Client]:
     """Stock SGLang with the question pair's draft as its target: it writes problems' answers with
     2 layers instead of 16."""
-    yield from served(start_server, "small-plain", *plain_flags(DEMO / "draft"))
+    yield from shared(start_server, "small-plain", *plain_flags(DEMO / "draft"))
 
 
 @pytest.fixture(scope="module")
@@ -190,13 +190,13 @@ def wordings(start_server: Start) -> Iterator[Client]:
     """PARSE with the pair of `make demo` and its verdict head. Always drafts, for programs."""
     judge = ("--parse-judge", str(DEMO_PAIR / "judge"), *ALWAYS)
     pair = (DEMO_PAIR / "target", DEMO_PAIR / "draft")
-    yield from served(start_server, "wordings", *parse_flags(pair, *judge))
+    yield from shared(start_server, "wordings", *parse_flags(pair, *judge))
 
 
 @pytest.fixture(scope="module")
 def wordings_plain(start_server: Start) -> Iterator[Client]:
     """Stock SGLang with that pair's target."""
-    yield from served(start_server, "wordings-plain", *plain_flags(DEMO_PAIR / "target"))
+    yield from shared(start_server, "wordings-plain", *plain_flags(DEMO_PAIR / "target"))
 
 
 @pytest.fixture(scope="session")

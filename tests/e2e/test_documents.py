@@ -35,7 +35,7 @@ from support.client import Client, assert_same, parse_info, random_prompts
 from support.demo_pair import DEMO, held_out
 from support.pages import PAGES, ROOT, documented_keys
 from support.random_pair import PairShape, make_pair
-from support.servers import PARSE, SEED, Start, plugin, served_alone
+from support.servers import PARSE, SEED, Start, plugin, served
 from support.warm import Nursery
 
 PORT = "30000"
@@ -491,7 +491,7 @@ def test_the_source_of_the_page_drafts_and_changes_no_token(
     flags = ("--model-path", str(DEMO / "draft"), *PARSE, "--parse-verification", "token", *SEED)
     prompts = [*random_prompts(2, seed=5), *(one.prompt for one in held_out(4))]
     with plugin("toy_source", TOY_SOURCE=str(ROOT / "docs" / "development.md")):
-        for client in served_alone(start_server, "toy-source", *flags):
+        for client in served(start_server, "toy-source", *flags):
             answers = client.generate_all(prompts, 6, max_new_tokens=60)
             client.assert_nothing_lost()
     for answer, wanted in zip(

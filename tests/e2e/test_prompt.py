@@ -8,7 +8,7 @@ import pytest
 
 from support.client import Client, assert_adds_up, assert_same, flat, ids_of, parse_info
 from support.demo_pair import DEMO, held_out
-from support.servers import COPIES, OVERLAP, PARSE, SEED, Start, served_alone
+from support.servers import COPIES, OVERLAP, PARSE, SEED, Start, served
 
 TARGET = ("--model-path", str(DEMO / "draft"), *PARSE, *COPIES, *SEED)
 PROBLEMS = held_out(8)
@@ -19,12 +19,12 @@ MORE = pytest.mark.nightly("tests/e2e/test_prompt.py::test_copies_are_the_target
 @pytest.fixture(scope="module")
 def copying(start_server: Start) -> Iterator[Client]:
     """A server as a user starts it: the likelihood judges, and nothing but the prompt drafts."""
-    yield from served_alone(start_server, "prompt", *TARGET)
+    yield from served(start_server, "prompt", *TARGET)
 
 
 @pytest.fixture(scope="module")
 def ahead(start_server: Start) -> Iterator[Client]:
-    yield from served_alone(start_server, "prompt-overlap", *TARGET, *OVERLAP)
+    yield from served(start_server, "prompt-overlap", *TARGET, *OVERLAP)
 
 
 @pytest.fixture(scope="module")

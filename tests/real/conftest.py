@@ -13,7 +13,7 @@ from make_pair import make_pair
 
 from support.client import Client
 from support.models import load_model, load_tokenizer
-from support.servers import Start, parse_flags, plain_flags, served, shared_servers
+from support.servers import Start, parse_flags, plain_flags, shared, shared_servers
 from support.warm import CHECKS, Nursery
 
 os.environ.update(CHECKS)
@@ -36,18 +36,18 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def plain(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    yield from served(start_server, "plain", *plain_flags(pair[0]))
+    yield from shared(start_server, "plain", *plain_flags(pair[0]))
 
 
 @pytest.fixture(scope="module")
 def token(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    yield from served(start_server, "token", *parse_flags(pair, "--parse-verification", "token"))
+    yield from shared(start_server, "token", *parse_flags(pair, "--parse-verification", "token"))
 
 
 @pytest.fixture(scope="module")
 def semantic(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """No question is named: it finds itself."""
-    yield from served(start_server, "semantic", *parse_flags(pair, "--parse-segment", "sentence"))
+    yield from shared(start_server, "semantic", *parse_flags(pair, "--parse-segment", "sentence"))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def states(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
     """As ``semantic``, and traces have hidden states."""
     flags = ("--parse-segment", "sentence", "--parse-max-prefixes", "64")
     layers = ("--parse-hidden-layers", "15,22,28")
-    yield from served(start_server, "states", *parse_flags(pair, *flags, *layers))
+    yield from shared(start_server, "states", *parse_flags(pair, *flags, *layers))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def contradicted(
     flags = ("--parse-question", str(question), "--parse-segment", "tokens:3")
     # Drafting is suspended as soon as it does not pay: doctor and explain ask for drafts.
     adaptive = ("--parse-drafting", "auto")
-    yield from served(start_server, "contradicted", *parse_flags(pair, *flags, *adaptive))
+    yield from shared(start_server, "contradicted", *parse_flags(pair, *flags, *adaptive))
 
 
 @pytest.fixture(scope="session")

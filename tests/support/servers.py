@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +27,6 @@ from support.demo_pair import DEMO
 from support.starts import probe_folder, record_starts
 
 record_starts(Server)
-Start = Callable[..., Server]
 PLUGINS = Path(__file__).resolve().parent / "plugins"
 GIB = 1 << 30
 MAX_SERVERS = max(4, int((psutil.virtual_memory().total / GIB - 4) / 2.6))
@@ -33,18 +34,24 @@ MAX_SERVERS = max(4, int((psutil.virtual_memory().total / GIB - 4) / 2.6))
 where it does not start from the warm process."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """``start(name, *flags)``: a server of that name, ready and suspended, restarted if it had
+    to end for another. Its first flags are ``common``."""
+
+    pool: Pool
+
+    def __call__(self, name: str, *flags: str, common: Sequence[str] = COMMON_FLAGS) -> Server:
+        # An idle server otherwise keeps one of the machine's cores busy.
+        return self.pool.server(ServerSpec(name, (*flags, "--sleep-on-idle"), (*common,)))
+
+
 @contextlib.contextmanager
 def shared_servers(logs: Path, start_process: StartProcess) -> Iterator[Start]:
-    """``start(name, *flags)``: a server of that name, ready and suspended, restarted if it had
-    to end for another; all end with the block. Its first flags are ``common``."""
-
-    def start(name: str, *flags: str, common: Sequence[str] = COMMON_FLAGS) -> Server:
-        # An idle server otherwise keeps one of the machine's cores busy.
-        return pool.server(ServerSpec(name, (*flags, "--sleep-on-idle"), (*common,)))
-
+    """All end with the block."""
     launch = partial(start_probed, start=start_process)
     with Pool([], logs, max_alive=MAX_SERVERS, launch=launch, stop_limit_s=0) as pool:
-        yield start
+        yield Start(pool)
 
 
 # -- what they load -------------------------------------------------------------------
@@ -136,22 +143,14 @@ def parse_flags(pair: tuple[Path, Path], *flags: str) -> tuple[str, ...]:
     )
 
 
-def served_alone(start_server: Start, name: str, *flags: str) -> Iterator[Client]:
-    """As ``served``, of a server that ends with its module: no other file uses it."""
-    server = start_server(name, *flags)
-    with awake(server):
-        yield Client.of(server)
-    server.stop()
-
-
-def served(
+def shared(
     start_server: Start,
     name: str,
     *flags: str,
     common: Sequence[str] = COMMON_FLAGS,
     **variables: str,
 ) -> Iterator[Client]:
-    """The server of a fixture; it is awake while a module uses it.
+    """The server of a fixture that several files use; it is awake while a module uses it.
 
     ``variables`` are its own in the environment.
     """
@@ -161,3 +160,9 @@ def served(
         server = start_server(name, *flags, common=common)
     with awake(server):
         yield Client.of(server)
+
+
+def served(start_server: Start, name: str, *flags: str, **more: Any) -> Iterator[Client]:
+    """As ``shared``, of a server that ends with its module: its memory is for those shared."""
+    yield from shared(start_server, name, *flags, **more)
+    start_server.pool.end(name)

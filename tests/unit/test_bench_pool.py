@@ -67,6 +67,15 @@ def test_the_least_recently_used_server_ends(pool: Pool, started: list[Sleeper])
     assert ended(started) == ["a.log", "b.log"]
 
 
+def test_a_server_ends_before_its_room_is_needed(pool: Pool, started: list[Sleeper]):
+    for name in ("a", "b"):
+        with pool.awake(name):
+            pass
+    pool.end("b")
+    with pool.awake("c"), pool.awake("a"):
+        assert ended(started) == ["b.log"]
+
+
 def test_a_server_that_is_awake_is_not_ended(pool: Pool, started: list[Sleeper]):
     with pool.awake("a", "b", "c") as servers:
         assert [server.name for server in servers] == ["a", "b", "c"]
