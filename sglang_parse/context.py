@@ -102,12 +102,14 @@ class Context:
     Attributes:
         counters: totals over its requests.
         pipeline: set by the worker; None in processes without one.
+        loads_mtp: the checkpoint that SGLang reads is to be an MTP layer.
         target_rows, draft_rows: tokens of the target's embedding, 0 until a draft model is loaded;
             and of the draft model's checkpoint, 0 where they are as many.
     """
 
     counters: Counters = field(default_factory=Counters)
     pipeline: SglangCalls | None = None
+    loads_mtp: bool = False
     target_rows: int = 0
     draft_rows: int = 0
 

@@ -56,9 +56,10 @@ def kv_bytes_per_token(
         speculative_draft_attention_backend=None,
         speculative_draft_kv_cache_dtype=draft_kv_dtype,
     )
+    num_mtp = model.num_nextn_predict_layers if model.is_draft_model else None
     if attention_of(model) is Attention.LATENT:  # one head, on every rank
         size = calculate_mla_kv_cache_dim(model_config=model, kv_cache_dtype=dtype)
-        return size * model.num_attention_layers * dtype.itemsize
+        return size * (num_mtp or model.num_attention_layers) * dtype.itemsize
     if model.is_hybrid_swa:  # all slots in both pools (the patch ``draft_models``)
         head_dims = model.head_dim + model.v_head_dim, model.swa_head_dim + model.swa_v_head_dim
         full = len(model.full_attention_layer_ids) * model.get_num_kv_heads(tp_size)
@@ -66,7 +67,7 @@ def kv_bytes_per_token(
         return (full * head_dims[0] + windows * head_dims[1]) * dtype.itemsize
     return dflash_draft_cell_size_per_token(
         draft_model_config=model,
-        draft_num_layers=model.num_hidden_layers,
+        draft_num_layers=num_mtp or model.num_hidden_layers,
         draft_kv_cache_dtype=dtype,
         tp_size=tp_size,
     )
@@ -94,7 +95,7 @@ PATCH = Patch(
     },
     why="SGLang divides the free memory by the bytes of one slot in the target's KV pool, and "
     "adds a draft's pool only for its own algorithms. Under PARSE the KV of the draft model and "
-    "of an EAGLE-3 head came on top: out of memory at start. Without a prefix cache it sizes the "
+    "of a head came on top: out of memory at start. Without a prefix cache it sizes the "
     "window pool of a target with two for the eviction interval times the draft tokens, which is "
     "meant for steps of a few: 155,776 slots a request for passes of 1,217.",
     how="adds their bytes per slot, for PARSE's target only, by SGLang's own formula for draft "

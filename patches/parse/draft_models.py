@@ -18,7 +18,7 @@ _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 
 
 def _is_draft(config: Any) -> bool:
-    return config.is_draft_model and names_parse(config)
+    return config.is_draft_model and names_parse(config) and not process_context().loads_mtp
 
 
 def _keep_class(original: Callable, self: Any) -> None:

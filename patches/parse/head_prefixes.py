@@ -13,7 +13,7 @@ from sglang_parse.patches.base import Patch, around
 
 
 def _build(original: Callable, *, spec_algorithm: Any, **kwargs: Any) -> Any:
-    if is_parse(spec_algorithm) and ParseConfig.from_env().uses_eagle3:
+    if is_parse(spec_algorithm) and ParseConfig.from_env().proposer:
         spec_algorithm = SpeculativeAlgorithm.EAGLE3
     return original(spec_algorithm=spec_algorithm, **kwargs)
 

@@ -89,6 +89,12 @@ SUPPORT = {
     ),
 }
 
+STEPPING = (
+    *("flashinfer", "triton", "fa3", "fa4", ON_CPU, "flashmla", "trtllm_mha", "trtllm_mla"),
+    *("cutedsl_mla", "intel_amx", "intel_xpu", "aiter", "ascend"),
+)
+"""Backends that run the steps of SGLang's EAGLE draft worker (``DraftBackendFactory``)."""
+
 EXPANDING = ("trtllm_mla", "aiter", "fa4")
 """Backends on which each pass over latent KV computes keys and values of its whole context (FA4:
 but on SM100)."""

@@ -29,6 +29,7 @@ from sglang_parse.core.judge import (
     JudgeFile,
     read_judge,
 )
+from sglang_parse.core.phases import EAGLE3, MTP
 from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.question import built_in_questions
 from sglang_parse.core.segment import SegmentRule
@@ -47,7 +48,7 @@ from sglang_parse.core.strict import CLASSES, parse_classes
 ENV_VAR = "SGLANG_PARSE_CONFIG"
 _FLAG_PREFIX = "parse_"
 MAX_DRAFT, MAX_PREFIXES, MAX_ANSWERS = 8192, 256, 1_000_000
-AUTO = "auto"
+AUTO, OWN = "auto", "own"
 _BLOCK_SIZES = ("auto", *map(str, range(1, MAX_BLOCK + 1)))
 
 
@@ -119,6 +120,9 @@ class ParseConfig(BaseModel):
     """Path of the target's EAGLE-3 head. It proposes up to --speculative-num-steps tokens (3 by
     default) where no other source drafts, beside a draft model or without one. They are judged as
     every draft; with --parse-judge question, which cannot judge a few tokens, token by token."""
+    mtp: str = Field("", json_schema_extra={"metavar": "PATH"})
+    """The layer for multi-token prediction (MTP) that some checkpoints have, in the place of an
+    EAGLE-3 head: 'own' for the target's checkpoint, or the path of one that has the layer."""
     drafting: Literal["auto", "always", "never"] = "auto"
     """When to draft. 'auto': while it is measured to be faster than plain decoding, with adaptive
     draft length and chunks. 'always': with the configured values. 'never': plain decoding."""
@@ -168,6 +172,7 @@ class ParseConfig(BaseModel):
                 raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
             raise ConfigError("\n".join(problems_of(error, type(self), flag))) from None
         self._check_judge()
+        self._check_mtp()
         self._check_certificate()
         _ = self.policy
 
@@ -224,6 +229,19 @@ class ParseConfig(BaseModel):
                 f"{setting} is {shown(self.judge)}: {error}; use {QUESTION}, {LIKELIHOOD} or a "
                 "folder of sglang-parse train-judge"
             ) from error
+
+    def _check_mtp(self) -> None:
+        """Raises ConfigError beside what takes the place of the hidden states that it reads."""
+        others = [name for name in ("eagle3_path", "hidden_layers") if getattr(self, name)]
+        if not others and self.captured_layers:
+            others = ["judge"]
+        if self.mtp and others:
+            name, found = flag(others[0]), getattr(self, others[0])
+            why = "propose both" if others[0] == "eagle3_path" else "read different hidden states"
+            setting = flag("mtp")
+            raise ConfigError(
+                f"{name} is {shown(found)} with {setting} {self.mtp}: they {why}; leave one out"
+            )
 
     def _check_certificate(self) -> None:
         setting = Setting("threshold", type(self).model_fields["threshold"])
@@ -346,13 +364,21 @@ class ParseConfig(BaseModel):
         return f"{name}+{QUESTION}" if self.max_questions else name
 
     @property
-    def uses_eagle3(self) -> bool:
-        return bool(self.eagle3_path)
+    def proposer(self) -> str:
+        """What proposes drafts from the target's hidden states: "eagle3", "mtp", or "" without."""
+        if self.eagle3_path:
+            return EAGLE3
+        return MTP if self.mtp else ""
+
+    @property
+    def mtp_path(self) -> str | None:
+        """Where the MTP layer is, if not in the target's checkpoint."""
+        return self.mtp if self.mtp not in ("", OWN) else None
 
     @property
     def captures_hidden_states(self) -> bool:
         """Whether forwards of the target return hidden states."""
-        return self.uses_eagle3 or bool(self.captured_layers)
+        return bool(self.proposer or self.captured_layers)
 
     def to_env(self, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
         """Publishes the given settings to this process and its children; others stay adaptive."""

@@ -36,7 +36,7 @@ class Action(Enum):
     DRAFT = "draft"  # the draft model drafts on
     VERIFY = "verify"  # the target verifies the draft
     DECODE = "decode"  # the target decodes one token
-    PROPOSE = "propose"  # an EAGLE-3 head proposes a draft, and the target verifies it
+    PROPOSE = "propose"  # an EAGLE-3 head or MTP layer proposes a draft, which is verified
     WAIT = "wait"  # no KV slots now, another request's turn, or finished
 
 
@@ -55,9 +55,9 @@ class RequestPolicy:
             target's, the others are the first draft.
         always_drafts: draft even while drafting is suspended.
         plain_reason: reason for the fallback to plain decoding; "" under PARSE.
-        proposer: with an EAGLE-3 head: "eagle3", or "none" where the head cannot serve the request
-            or would not pay for itself; else "".
-        uses_eagle: the EAGLE-3 head runs for this request, for itself or for later turns.
+        proposer: with an EAGLE-3 head "eagle3", with an MTP layer "mtp", or "none" where it cannot
+            serve the request or would not pay for itself; else "".
+        uses_eagle: the head runs for this request, for itself or for later turns.
         allow_async_decode: a decode step may launch before the last one's token is on the host.
         is_adjusted: its parameters change logits before a token is chosen (``engine.logits``).
         stop_ids: token ids that finish the request; empty under ``ignore_eos``.
@@ -111,10 +111,12 @@ class DraftPlan:
 
 MODEL, PREDICTION, ANSWERS, ENDPOINT = "model", "prediction", "answers", "endpoint"
 PROMPT = "prompt"
-EAGLE3, GRAMMAR, GIVEN = "eagle3", "grammar", "draft_token_ids"
+EAGLE3, MTP, GRAMMAR, GIVEN = "eagle3", "mtp", "grammar", "draft_token_ids"
 """Sources of drafts: the draft model, the request's predicted output, earlier answers, another
-server, its prompt and output so far, the target's EAGLE-3 head, text that a grammar forces, the
-tokens that a request gave."""
+server, its prompt and output so far, the target's EAGLE-3 head or MTP layer, text that a grammar
+forces, the tokens that a request gave."""
+PROPOSERS = (EAGLE3, MTP)
+"""Those that continue from the target's hidden states."""
 
 
 @dataclass(slots=True)
@@ -232,7 +234,7 @@ class TraceRecord(TypedDict):
     Attributes:
         output_start: number of output tokens before the draft.
         source: where the draft comes from: "model", "prediction", "answers", "endpoint", "prompt",
-            "eagle3", "grammar" or "draft_token_ids".
+            "eagle3", "mtp", "grammar" or "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
         finished: the draft model ended the answer; the last question is about the complete answer.

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 
 from sglang_parse.core.notes import Notes
 from sglang_parse.core.phases import (
-    EAGLE3,
     GIVEN,
     MODEL,
+    PROPOSERS,
     TARGET_DECODES,
     Action,
     Draft,
@@ -59,7 +59,7 @@ class RequestState:
         committed: leading tokens of the sequence with final target KV; ``prefilled_len``: those
             that the last prefill wrote; ``state_lag``: those that a recurrent state lacks.
         num_inflight: decode tokens that are not on the host yet.
-        num_decoded: output tokens of decode steps, and of the EAGLE-3 head's drafts.
+        num_decoded: output tokens of decode steps, and of an EAGLE-3 head's or MTP layer's drafts.
         fault: why the request must end with an error.
         notes: what other modules keep for it.
     """
@@ -272,7 +272,7 @@ class RequestState:
         """Counts a verified draft; ``start_draft`` or ``start_decode`` follows."""
         if one.draft.source == MODEL:
             self.num_failed = self.num_failed + 1 if one.has_failed else 0
-        elif one.draft.source == EAGLE3:
+        elif one.draft.source in PROPOSERS:
             self.num_decoded += len(one.tokens)
         self.notes.telemetry.count_round(one)
         self.notes.arming.observe(one.num_output, len(one.tokens))

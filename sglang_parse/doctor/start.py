@@ -24,7 +24,7 @@ from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.doctor import endpoint
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
-from sglang_parse.startup import checks, models
+from sglang_parse.startup import checks, heads, models
 from sglang_parse.startup.certificates import certified_server, local_folder
 from sglang_parse.startup.families import usual_drafts
 from sglang_parse.startup.judges import check_judge
@@ -64,8 +64,10 @@ class Start:
         yield "port", self.port
         for name in NAMES[1:]:
             yield name, getattr(self, name.replace(" ", "_"))
-        if self.config.uses_eagle3:
-            yield "EAGLE-3 head", self.head
+        if self.config.proposer:
+            yield "MTP layer" if self.config.mtp else "EAGLE-3 head", self.head
+        elif self.hint:
+            yield "MTP layer", lambda: self.hint
         if self.config.draft_url:
             yield "draft endpoint", self.draft_endpoint
         if self.config.certificate:
@@ -188,6 +190,14 @@ class Start:
         with _reading("the target's tokenizer"):
             return models.tokenizer_of(self.args)
 
+    @property
+    def hint(self) -> str:
+        """What could draft and does not; "" where nothing of it can be read."""
+        try:
+            return heads.unused_mtp(self.args, self.config, self.pair[0])
+        except (Problem, models.AdmissionError):
+            return ""
+
     def built_question(self) -> Question | None:
         return question_for(self.args, self.tokenizer, self.config)
 
@@ -216,7 +226,7 @@ class Start:
         if block.has_head:
             field, path = "draft_eagle3_path", self.config.draft_eagle3_path
             length = self.pair[0].context_len
-            models.check_head_fits(self.given, field, path, self.draft, length)
+            heads.check_head_fits(self.given, field, path, self.draft, length)
         return str(block)
 
     def draft_endpoint(self) -> str:
@@ -224,8 +234,9 @@ class Start:
         return endpoint.sample_draft(config.draft_url, config.draft_timeout, self.tokenizer)
 
     def head(self) -> str:
-        steps = models.check_head(self.given, self.config, self.pair[0])
-        return f"{self.config.eagle3_path} fits the target; {steps} tokens ahead"
+        steps = heads.check_head(self.given, self.config, self.pair[0])
+        path = self.config.mtp or self.config.eagle3_path
+        return f"{path} fits the target; {steps} tokens ahead"
 
     def size_ratio(self) -> str:
         target, draft = (_num_weights(model) for model in (self.pair[0], self.draft))

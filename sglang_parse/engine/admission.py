@@ -1,8 +1,8 @@
 """Admission: decides how a request is served, before SGLang looks up its prompt in the radix cache.
 
-With an EAGLE-3 head there are two kinds of KV, with and without the head's in the same slots. A
-request that the head runs for must not hit a prefix without it. So the other requests use a
-separate part of the radix cache, by SGLang's ``extra_key``.
+With an EAGLE-3 head or MTP layer there are two kinds of KV, with and without the head's in the same
+slots. A request that the head runs for must not hit a prefix without it. So the other requests use
+a separate part of the radix cache, by SGLang's ``extra_key``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sglang.srt.runtime_context import get_disagg, get_serving
 
 from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.options import RequestOptions
-from sglang_parse.core.phases import EAGLE3, RequestPolicy
+from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.engine.logits.adjust import Adjustment
 from sglang_parse.engine.parts import Engine
@@ -19,8 +19,8 @@ from sglang_parse.engine.requests import stop_ids_of
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.startup import fallback
 
-BYPASS_KEY = "parse:without-eagle3"
-"""Prefix of the ``extra_key`` of requests that the EAGLE-3 head does not run for."""
+BYPASS_KEY = "parse:without-head"
+"""Prefix of the ``extra_key`` of requests that the head does not run for."""
 
 REFUSED = RequestPolicy(threshold=2.0, plain_reason="refused")
 """Of a request that SGLang ends after one token."""
@@ -76,7 +76,7 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
     plain_reason = feature if options.enabled else "switched off"
     is_adjusted = Adjustment.adjusts(req)
     uses_eagle = _uses_eagle(engine, req, options, is_plain=bool(plain_reason))
-    proposer = EAGLE3 if uses_eagle and not feature else "none"
+    proposer = config.proposer if uses_eagle and not feature else "none"
     # What a head was trained on and a question was chosen with are the base weights.
     sets_threshold = "threshold" in options.model_fields_set
     may_judge = not req.lora_id or config.judge_name == LIKELIHOOD or sets_threshold
@@ -91,7 +91,7 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
         draft_token_ids=() if plain_reason else tuple(options.draft_token_ids),
         always_drafts=options.drafting == "always",
         plain_reason=plain_reason,
-        proposer=proposer if config.uses_eagle3 else "",
+        proposer=proposer if config.proposer else "",
         uses_eagle=uses_eagle,
         allow_async_decode=not feature and not is_adjusted,
         is_adjusted=is_adjusted,
@@ -107,9 +107,9 @@ def policy_for(engine: Engine, req: Req, options: RequestOptions) -> RequestPoli
 
 
 def _uses_eagle(engine: Engine, req: Req, options: RequestOptions, *, is_plain: bool) -> bool:
-    """Whether the EAGLE-3 head runs for the request: for what it saves this request, or for others
-    that may find its KV in the radix cache or in their session."""
-    if engine.eagle is None or req.lora_id:
+    """Whether the head runs for the request: for what it saves this request, or for others that may
+    find its KV in the radix cache or in their session. It does not see images."""
+    if engine.eagle is None or req.lora_id or req.multimodal_inputs:
         return False
     if is_plain or req.session is not None:
         return True

@@ -1,4 +1,4 @@
-"""Builds one server's engine: loads the draft model and the EAGLE-3 head, and wires the parts."""
+"""Builds one server's engine: loads the draft model and a head, and wires the parts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def build_engine(
     controller = _controller(config, args, max_question_len, parallel.kinds)
     certified = certified_server(args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
-    eagle = EagleDecoder(*models, config.eagle3_path, guard) if config.uses_eagle3 else None
+    eagle = EagleDecoder(*models, config, guard) if config.proposer else None
     captured = _captured_layers(config, target.runner, eagle)
     judge = _judge(config, question, tokenizer, counters, certified, captured, target)
     drafter = _drafter(config, args, draft, controller.blocks, parallel.size > 1)

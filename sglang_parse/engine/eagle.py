@@ -1,4 +1,4 @@
-"""The target's EAGLE-3 head: SGLang's own EAGLE-3 draft worker under PARSE.
+"""The target's EAGLE-3 head or MTP layer: SGLang's own EAGLE draft worker under PARSE.
 
 The head's KV at position p comes from the target's hidden states there and the token at p + 1; it
 lies in the slot of the target's token p:
@@ -37,12 +37,13 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from sglang_parse.core.phases import EAGLE3, Action
+from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.phases import MTP, PROPOSERS, Action
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import select_requests, slots_of
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.eagle_head import EagleHead
-from sglang_parse.engine.faults import EAGLE_HEAD, DraftGuard
+from sglang_parse.engine.faults import EAGLE_HEAD, MTP_LAYER, DraftGuard
 from sglang_parse.engine.requests import proposal_len
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.verify import TargetResult
@@ -78,12 +79,13 @@ class HeadExtend:
 
 
 class EagleDecoder(EagleHead):
-    """The target's EAGLE-3 head.
+    """The target's EAGLE-3 head or MTP layer.
 
     Args:
         guard: contains exceptions of its forwards.
 
     Attributes:
+        name: in logs.
         columns: what it reads of the captured hidden states; None for all.
     """
 
@@ -95,11 +97,13 @@ class EagleDecoder(EagleHead):
         gpu_id: int,
         nccl_port: int,
         target_worker: TpModelWorker,
-        path: str,
+        config: ParseConfig,
         guard: DraftGuard,
     ) -> None:
-        super().__init__(server_args, gpu_id, nccl_port, target_worker, path)
-        self._guard = guard
+        is_mtp, models = config.proposer == MTP, (server_args, gpu_id, nccl_port, target_worker)
+        path, kind = (config.mtp_path, "EAGLE") if is_mtp else (config.eagle3_path, "EAGLE3")
+        super().__init__(*models, path, SpeculativeAlgorithm.from_string(kind))
+        self._guard, self.name = guard, MTP_LAYER if is_mtp else EAGLE_HEAD
 
     @property
     def layers(self) -> list[int]:
@@ -117,11 +121,11 @@ class EagleDecoder(EagleHead):
         return self.num_steps + 1
 
     def init_attention_backends(self) -> None:
-        with self.as_eagle3():
+        with self.as_stock():
             self.worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        with self.as_eagle3():
+        with self.as_stock():
             self.worker.init_cuda_graphs()
 
     def prefill(self, batch: ScheduleBatch, result: GenerationBatchResult) -> int:
@@ -138,11 +142,15 @@ class EagleDecoder(EagleHead):
         output = result.logits_output
         hidden, output.hidden_states = self._columns_of(output.hidden_states), None
         view = copy.copy(batch)
-        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.spec_algorithm = self.algorithm
         view.return_logprob = False
         view.sampling_info = None
-        view.input_embeds = view.multimodal_inputs = None
-        with self._guard.contain(reqs, model=EAGLE_HEAD):
+        view.input_embeds, view.multimodal_inputs = None, [None] * len(batch.reqs)
+        # Of a request that it does not run for: SGLang's placeholders of images.
+        view.input_ids = batch.input_ids.clamp(
+            max=self.worker.draft_runner.model_config.vocab_size - 1
+        )
+        with self._guard.contain(reqs, model=self.name):
             self._store(view.reqs, self._extend(view, hidden, result.next_token_ids))
         return len(hidden)
 
@@ -170,7 +178,7 @@ class EagleDecoder(EagleHead):
         reqs = [batch.reqs[part.index] for part in accepted]
         for req in reqs:
             req.parse_state.notes.eagle = None  # until the forward below has succeeded
-        with self._guard.contain(reqs, model=EAGLE_HEAD):
+        with self._guard.contain(reqs, model=self.name):
             is_fixed = all(len(part.hidden) == self._chain_rows for part in accepted)
             extend = self._extend_fixed if is_fixed else self._extend_ragged
             self._store(reqs, extend(batch, reqs, accepted))
@@ -200,7 +208,7 @@ class EagleDecoder(EagleHead):
         last_rows = [i * num_rows + length - 1 for i, length in enumerate(lens)]
         view = select_requests(batch, [part.index for part in accepted], starts, None)
         view.out_cache_loc = slots_of(batch, reqs, [(at, at + num_rows) for at in starts])
-        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.spec_algorithm = self.algorithm
         num_kept = on_device(lens, batch.device, torch.int32)
         hidden = self._columns_of(torch.cat([part.hidden for part in accepted]))
         output = EagleDraftInput()
@@ -238,7 +246,7 @@ class EagleDecoder(EagleHead):
         ]
         view = select_requests(batch, [part.index for part in accepted], ends, ids)
         view.out_cache_loc = slots_of(batch, reqs, zip(starts, ends, strict=True))
-        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.spec_algorithm = self.algorithm
         view.forward_mode = ForwardMode.EXTEND
         view.prefix_lens, view.extend_lens = starts, lens
         view.extend_num_tokens = sum(lens)
@@ -257,7 +265,7 @@ class EagleDecoder(EagleHead):
     def _store(self, reqs: Sequence[Req], output: Any) -> None:
         """Stores the head's output with the requests that it proposes for."""
         for i, req in enumerate(reqs):
-            if req.parse_state.policy.proposer == EAGLE3:
+            if req.parse_state.policy.proposer in PROPOSERS:
                 place = slice(i, i + 1)
                 req.parse_state.notes.eagle = EagleState(
                     output.topk_p[place], output.topk_index[place], output.hidden_states[place]
@@ -271,7 +279,7 @@ class EagleDecoder(EagleHead):
             [indices] token ids; none where the head failed.
         """
         reqs = [batch.reqs[i] for i in indices]
-        with self._guard.contain(reqs, model=EAGLE_HEAD, ends_failures=True):
+        with self._guard.contain(reqs, model=self.name, ends_failures=True):
             lens = [proposal_len(req, self.num_steps) for req in reqs]
             self.num_run = self.steps_for(max(lens))
             tokens = broadcast(self._propose(batch, indices).to(torch.int64)).tolist()
@@ -282,7 +290,7 @@ class EagleDecoder(EagleHead):
         reqs = [batch.reqs[i] for i in indices]
         committed = [req.parse_state.committed_len for req in reqs]
         view = select_requests(batch, indices, committed, None)
-        view.spec_algorithm = SpeculativeAlgorithm.EAGLE3
+        view.spec_algorithm = self.algorithm
         view.forward_mode = ForwardMode.DECODE
         states: list[Any] = [req.parse_state.notes.eagle for req in reqs]
         view.spec_info = EagleDraftInput(

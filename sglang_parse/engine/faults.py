@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 NO_LOGIT = -2
 """In place of a token, where adjusted logits hold nothing finite."""
 NO_LOGITS = "its sampling parameters or its grammar leave no finite logit"
-DRAFT_MODEL, EAGLE_HEAD = "the draft model", "the EAGLE-3 head"
+DRAFT_MODEL = "the draft model"
+EAGLE_HEAD, MTP_LAYER = "the EAGLE-3 head", "the MTP layer"
 MAX_DRAFT_FAILURES = 3
 """Consecutive failures of a draft model after which the server ends."""
 

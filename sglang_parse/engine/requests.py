@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sglang_parse.core.phases import EAGLE3, TARGET_DECODES, Action
+from sglang_parse.core.phases import PROPOSERS, TARGET_DECODES, Action
 from sglang_parse.engine.sglang_types import Req
 
 
@@ -25,16 +25,16 @@ def draft_budget(req: Req, draft_tokens: int) -> int:
 
 
 def takes_proposal(req: Req) -> bool:
-    """Whether an EAGLE-3 head proposes for the next token; not for the last one."""
+    """Whether a head proposes for the next token; not for the last one."""
     state = req.parse_state
     return state.phase in TARGET_DECODES and state.notes.eagle is not None and tokens_left(req) > 1
 
 
 def proposal_len(req: Req, longest: int) -> int:
-    """Tokens of an EAGLE-3 proposal for the request, of ``longest`` at most; fewer if its source
+    """Tokens of a head's proposal for the request, of ``longest`` at most; fewer if its source
     has planned it."""
     state = req.parse_state
-    if state.draft.source == EAGLE3 and state.plan:
+    if state.draft.source in PROPOSERS and state.plan:
         longest = min(longest, state.plan.draft_tokens)
     return min(longest, tokens_left(req) - 1)
 
@@ -68,7 +68,7 @@ def is_adjusted(req: Req) -> bool:
 
 
 def needs_hidden_states(reqs: Sequence[Req]) -> bool:
-    """Whether the EAGLE-3 head runs for any of the requests, so that the target captures."""
+    """Whether the head runs for any of the requests, so that the target captures."""
     return any(req.parse_state.policy.uses_eagle for req in reqs)
 
 

@@ -132,6 +132,11 @@ class Workload:
         head = replace(head, is_quantized=False, experts_per_token=1)
         return self.settings.head_steps * self.forward(head, 1).ms
 
+    def mtp_layer(self) -> float:
+        """ms of all steps of the target's MTP layer, which has its experts and vocabulary."""
+        layer = replace(self.settings.target, num_hidden_layers=1)
+        return self.settings.head_steps * self.forward(layer, 1).ms
+
     def tokens_per_forward(self, kind: BlockKind) -> float:
         """Draft tokens of a forward. With masks after the last row, the block after a wrong
         proposal has none to accept."""
@@ -150,10 +155,17 @@ class Workload:
     def eagle3(self, accept_length: float, *, in_pieces: bool = False) -> float:
         """At a mean number of tokens per target forward: stock EAGLE3, or PARSE with the head where
         its verify passes are one graph, or run ``in_pieces``."""
+        return self._proposed(self.heads(self.settings.target), accept_length, in_pieces)
+
+    def mtp(self, accept_length: float) -> float:
+        """As ``eagle3``, with the target's MTP layer in the place of a head."""
+        return self._proposed(self.mtp_layer(), accept_length, in_pieces=False)
+
+    def _proposed(self, proposal_ms: float, accept_length: float, in_pieces: bool) -> float:
         target, steps = self.settings.target, self.settings.head_steps
         one = self.verify_in_pieces(steps) if in_pieces else self.forward(target, 1 + steps)
         host_ms = EAGLE3_HOST_MS + EAGLE3_REQUEST_MS * (self.num_reqs - 1)
-        return self._answer(one.ms + self.heads(target) + host_ms, accept_length)
+        return self._answer(one.ms + proposal_ms + host_ms, accept_length)
 
     def parse(
         self, acceptance: float, kinds: Iterable[BlockKind], accept_length: float = 0.0

@@ -16,6 +16,7 @@ from sglang_parse.roofline.settings import RooflineSettings
 WAYS = {"one token": (ONE_TOKEN,), f"blocks of {USUAL_BLOCK}": BLOCKS, "texts": ()}
 """How drafts are written -> the kinds of the draft model's forwards."""
 HEADS = ("head of the draft", "head of the target, in pieces", "one graph, or stock EAGLE3")
+MTP = "MTP layer, one graph"
 
 
 EVERY = (0, 32)
@@ -56,13 +57,13 @@ def _forwards(load: Workload) -> dict[str, Forward]:
 
 def speedups(settings: RooflineSettings) -> Sections:
     """Of PARSE by its drafts, with their best length in parentheses, and of stock EAGLE3."""
-    headings = ("at a time", "plain tokens/s", "accepted", *WAYS, *HEADS)
-    heads = f"EAGLE-3 heads at {settings.accept_length:g} tokens per forward"
+    headings = ("at a time", "plain tokens/s", "accepted", *WAYS, *HEADS, MTP)
+    heads = f"heads and MTP layers at {settings.accept_length:g} tokens per forward"
     rows = []
     for load in (Workload(settings, count) for count in settings.concurrencies):
         plain, tokens = load.plain(), settings.accept_length
         rate = 1e3 * load.num_reqs * settings.output_len / plain
-        alone = [load.eagle3(tokens, in_pieces=True), load.eagle3(tokens)]
+        alone = [load.eagle3(tokens, in_pieces=True), load.eagle3(tokens), load.mtp(tokens)]
         for acceptance in settings.acceptances:
             ways = [*((kinds, 0.0) for kinds in WAYS.values()), ((), tokens)]
             found = [load.parse(acceptance, *way) for way in ways]

@@ -95,8 +95,9 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Returns a server's fingerprint; ``dtype`` is the target's."""
     target, draft = pair_digests(args)
-    if config.uses_eagle3 and config.scores_tokens:  # beside a question they are exact
-        draft += model_digest(config.eagle3_path, None, args.download_dir)
+    if config.proposer and config.scores_tokens:  # beside a question they are exact
+        path = config.eagle3_path or config.mtp_path
+        draft += model_digest(path, None, args.download_dir) if path else target
     return Fingerprint(
         target=target,
         draft=draft,

@@ -33,14 +33,12 @@ from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
 from sglang_parse.startup.disaggregation import DECODE, check_decode_server
 from sglang_parse.startup.families import Family, attention_of, family_of, usual_drafts
+from sglang_parse.startup.heads import check_head, check_head_fits, check_no_head, unused_mtp
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.latent import warn_of_expansion
 from sglang_parse.startup.models import (
     DRAFT,
-    check_head,
-    check_head_fits,
     check_models,
-    check_no_head,
     flag_of,
     read_pair,
     refuse,
@@ -106,7 +104,7 @@ _OF_DRAFTS = frozenset(
         "boundary_reduction",  # SGLang sets it
     )
 ) | {"_speculative_draft_quantization_explicitly_set"}
-"""SGLang's settings of speculative decoding that apply to PARSE's draft model or EAGLE-3 head."""
+"""SGLang's settings of speculative decoding that apply to PARSE's draft model or head."""
 
 
 def validate_server_args(server_args: Any) -> None:
@@ -135,12 +133,15 @@ def validate_server_args(server_args: Any) -> None:
         check_draft_head(server_args, config, draft, target.context_len)
     pass_layout(server_args, config, target, block.size)
     _check_pools(server_args, target, draft)
-    has_head = config.uses_eagle3
+    has_head = bool(config.proposer)
     num_steps = check_head(server_args, config, target) if has_head else check_no_head(server_args)
+    if hint := unused_mtp(server_args, config, target):
+        logger.info("PARSE: %s", hint)
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
     if draft is None:
-        others = " and of the EAGLE-3 head" if has_head else " only"
+        name = "MTP layer" if config.mtp else "EAGLE-3 head"
+        others = f" and of the {name}" if has_head else " only"
         text = "PARSE: no draft model (%s): drafts are texts%s%s. What can draft %s"
         copies = " and copies of the prompt" if config.prompt_drafts == "on" else ""
         logger.info(text, DRAFT, copies, others, usual_drafts(target))
@@ -250,7 +251,7 @@ def check_settings(args: Any) -> None:
     for name, (allowed, fix) in _ALLOWED.items():
         value = getattr(args, name)
         require(value in allowed, flag_of(name), value, fix)
-    # Any other value would be ignored, or reach an EAGLE-3 head.
+    # Any other value would be ignored, or reach a head.
     fix = "leave it out: a setting of SGLang's own algorithms"
     for field in record_fields(Spec):
         value = getattr(args, field.name)
@@ -284,7 +285,7 @@ def pass_layout(args: Any, config: ParseConfig, target: Any, block_size: int) ->
         BackendError: the attention backend cannot run them.
     """
     backend, is_set = args.attention_backend, config.layout != "auto"
-    if not (is_set or config.max_questions or config.uses_eagle3 or block_size > 1):
+    if not (is_set or config.max_questions or config.eagle3_path or block_size > 1):
         return CAUSAL, ALL_CAUSAL
     attention = attention_of(target)
     if attention is not Attention.FULL:
@@ -301,7 +302,7 @@ def _check_asked(config: ParseConfig, family: Family, block_size: int) -> None:
     if not family.is_asked:
         what = f"questions, {what}, or {flag('layout')}"
         fix = f"use {flag('judge')} likelihood or {flag('verification')} token, and none of these"
-    elif block_size == 1 and not config.uses_eagle3:
+    elif block_size == 1 and not config.eagle3_path:
         return
     raise BackendError(f"{what} with a target of {family.attention}", fix)
 

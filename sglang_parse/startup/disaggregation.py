@@ -36,9 +36,10 @@ def check_decode_server(args: Any, config: ParseConfig, target: Any) -> None:
     for name, (allowed, fix) in _ALLOWED.items():
         value = getattr(args, name)
         require(value in allowed, flag_of(name), value, fix)
-    mode, fix = flag_of("disaggregation_mode"), f"leave {flag('eagle3_path')} out with it"
+    name = "mtp" if config.mtp else "eagle3_path"
+    mode, fix = flag_of("disaggregation_mode"), f"leave {flag(name)} out with it"
     why = "a head reads the target's hidden states of the prompt, which are not transferred"
-    require(not config.uses_eagle3, mode, DECODE, fix, why=why)
+    require(not config.proposer, mode, DECODE, fix, why=why)
     attention, fix = attention_of(target), "leave it out for this target"
     why = f"not seen to run with a target of {attention}"
     require(attention in _ONE_POOL and not target.is_hybrid_swa, mode, DECODE, fix, why=why)

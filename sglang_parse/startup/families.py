@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_parse.attention.support import Attention
 
+OWN_LAYER = "`--parse-mtp own`"
 TEXTS = "texts, earlier answers, `--parse-draft-url`"
 ON_CPU, READ = "on CPU servers", "by reading"
 TOKEN_MODE = f"{ON_CPU}, token mode only"
@@ -49,6 +50,7 @@ class Family:
         judges: who can verify its answers.
         why: it is refused, where ``WHY`` of its attention does not say it; ``instead``: what serves
             it.
+        mtp: how a layer for multi-token prediction of its checkpoints drafts; "" without one.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Family:
     judges: str = ANY
     why: str = ""
     instead: str = ""
+    mtp: str = ""
 
     @property
     def is_asked(self) -> bool:
@@ -87,7 +90,15 @@ FAMILIES = (
         TOKEN_MODE,
         "Qwen3-0.6B to 4B, Qwen3-30B-A3B",
     ),
-    Family("GLM-4.5, GLM-4.6", ("Glm4MoeForCausalLM",), Attention.FULL, TOKEN_MODE, "GLM-4.5-Air"),
+    Family(
+        "GLM-4.5, GLM-4.6, GLM-4.7",
+        ("Glm4MoeForCausalLM",),
+        Attention.FULL,
+        TOKEN_MODE,
+        "GLM-4.5-Air",
+        mtp=OWN_LAYER,
+    ),
+    Family("MiMo-7B", ("MiMoForCausalLM",), Attention.FULL, TOKEN_MODE, mtp=OWN_LAYER),
     Family("Qwen2.5", ("Qwen2ForCausalLM",), Attention.FULL, ON_CPU, "Qwen2.5-0.5B, Coder-0.5B"),
     Family(
         "others with full attention",
@@ -108,6 +119,7 @@ FAMILIES = (
         ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration"),
         Attention.LATENT,
         ON_CPU,
+        mtp=f"{OWN_LAYER}; Kimi has none",
     ),
     Family(
         "Mistral Large 3",
@@ -116,7 +128,13 @@ FAMILIES = (
         f"{ON_CPU}, in fp32 where SGLang always takes bf16",
         judges=UNREAD,
     ),
-    Family("GLM-4.7-Flash", ("Glm4MoeLiteForCausalLM",), Attention.LATENT, ON_CPU),
+    Family(
+        "GLM-4.7-Flash",
+        ("Glm4MoeLiteForCausalLM",),
+        Attention.LATENT,
+        ON_CPU,
+        mtp=OWN_LAYER,
+    ),
     Family("MiniCPM3", ("MiniCPM3ForCausalLM",), Attention.LATENT, ON_CPU, judges=UNREAD),
     Family(
         "LongCat-Flash",
@@ -242,18 +260,18 @@ NOT_ON_CPU = {
 """Classes that SGLang runs on GPUs only, or gives other tokens on a CPU. The tests' servers, which
 bring kernels for them (``tests/support/plugins/cpu_families``), have none."""
 
-HEADINGS = ("family", "attention", "judges", "layouts", "drafts", "seen")
+HEADINGS = ("family", "attention", "judges", "layouts", "drafts", "MTP layer", "seen")
 
 
 def row(family: Family) -> tuple[str, ...]:
     """Returns a family's row of the table under ``HEADINGS``, in Markdown."""
     first = (family.name, family.attention)
     if not family.seen:
-        return (*first, "", "", "", f"refused: {family.attention}, {_why(family)}")
+        return (*first, "", "", "", "", f"refused: {family.attention}, {_why(family)}")
     layouts = "`causal`, `alias`" if family.is_asked else "`causal`"
     if family.is_asked and family.attention is not Attention.WINDOWS:
         layouts += ", `mask`"
-    return (*first, family.judges, layouts, family.draft, family.seen)
+    return (*first, family.judges, layouts, family.draft, family.mtp, family.seen)
 
 
 def family_of(model: Any) -> Family:

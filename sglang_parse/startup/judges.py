@@ -34,7 +34,7 @@ def check_judge(args: Any, config: ParseConfig, target: Any) -> None:
         _check_layers(SETTING, head.layers, target)
         _check_weights(config.judge, head)
         _check_models(args, config.judge, head)
-    if config.captures_hidden_states:
+    if config.eagle3_path or config.captured_layers:
         _check_capture(target)
 
 

@@ -12,14 +12,12 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from sglang.srt.arg_groups.model_override_base import model_config_of
-from sglang.srt.environ import envs
 
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.startup.families import instead_of, refusal, usual_drafts
 
-TARGET, DRAFT = "--model-path", "--speculative-draft-model-path"
-MAIN, HEAD_KIND = "main", "LlamaForCausalLMEagle3"
-"""The revision that SGLang takes where none is given; the EAGLE-3 heads that it has a model of."""
+TARGET, DRAFT, MAIN = "--model-path", "--speculative-draft-model-path", "main"
+"""The last is the revision that SGLang takes where none is given."""
 
 
 class AdmissionError(ValueError):
@@ -42,7 +40,7 @@ def flag_of(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def _check_folder(path: str, setting: str) -> None:
+def check_folder(path: str, setting: str) -> None:
     """A name that a hub may have, or a URL, is left to SGLang, which may download it."""
     fix = "give the folder of a model, or its name on the Hugging Face hub"
     if os.path.isdir(path):
@@ -76,7 +74,7 @@ def read_pair(args: Any) -> tuple[Any, Any]:
     """Returns the ``ModelConfig`` of target and draft, unchecked; None without a draft model."""
     draft_path = args.speculative_draft_model_path
     if draft_path:
-        _check_folder(draft_path, DRAFT)
+        check_folder(draft_path, DRAFT)
     target = _read(TARGET, args.model_path, partial(model_config_of, args))
     fix = "give a small model with the target's tokenizer, or leave the flag out"
     require(draft_path != "", DRAFT, draft_path, f"{fix} ({usual_drafts(target)})")
@@ -153,64 +151,8 @@ def slot_sharers(args: Any) -> list[Any]:
     config = ParseConfig.from_env()
     sharers = [_draft_config(args)] if args.speculative_draft_model_path else []
     heads = filter(None, (config.eagle3_path, config.draft_eagle3_path))
-    return [*sharers, *(_head_config(args, "an EAGLE-3 head", path) for path in heads)]
-
-
-def check_head(args: Any, config: ParseConfig, target: Any) -> int:
-    """Checks the EAGLE-3 head; returns the number of tokens that it proposes."""
-    steps = 3 if args.speculative_num_steps is None else args.speculative_num_steps
-    tokens, topk = args.speculative_num_draft_tokens, args.speculative_eagle_topk
-    require(steps in range(1, 17), "--speculative-num-steps", steps, "use 1 to 16")
-    fix = "use 1: PARSE's EAGLE-3 proposes a chain"
-    require(topk in (None, 1), "--speculative-eagle-topk", topk, fix)
-    fix = f"leave it out, or use {steps + 1}: one more than --speculative-num-steps"
-    require(tokens in (None, steps + 1), "--speculative-num-draft-tokens", tokens, fix)
-    has_tiers, setting = args.enable_hierarchical_cache, flag_of("enable_hierarchical_cache")
-    fix = f"leave it out with {flag('eagle3_path')}"
-    require(not has_tiers, setting, has_tiers, fix)
-    check_head_fits(args, "eagle3_path", config.eagle3_path, target, target.context_len)
-    return steps
-
-
-def check_head_fits(args: Any, field: str, path: str, model: Any, context_len: int) -> None:
-    """Raises AdmissionError if SGLang cannot run a head behind its model.
-
-    Args:
-        field: the name of its setting.
-        model: the ``ModelConfig`` of the target or of the draft model.
-        context_len: the target's, up to which the head runs.
-    """
-    setting, who = flag(field), "target" if field == "eagle3_path" else "draft model"
-    _check_folder(path, setting)
-    head = _head_config(args, setting, path)
-    check_heads(args, model, head, "head")
-    config, made = head.hf_config, f"use a head made for this {who}, which has"
-    kinds, key = config.architectures or (), "eagle_aux_hidden_state_layer_ids"
-    layer_ids = (getattr(config, "eagle_config", None) or {}).get(key) or ()
-    width = getattr(config, "target_hidden_size", None) or head.hidden_size
-    size, words, num_layers = model.hidden_size, model.vocab_size, model.num_hidden_layers
-    own = getattr(config, "draft_vocab_size", None) or head.vocab_size
-    longer, length = envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN, head.context_len
-    name = f"{setting} {path}"
-    fix = f"give an EAGLE-3 head; if it is one, write {HEAD_KIND} there, as SGLang names it"
-    require(HEAD_KIND in kinds, f"architectures of {name}", kinds, fix)
-    require(width == size, f"hidden size of {name}", width, f"{made} {size}")
-    require(head.vocab_size == words, f"vocabulary of {name}", head.vocab_size, f"{made} {words}")
-    fits = all(0 <= layer < num_layers for layer in layer_ids)
-    require(fits, f"{key} of {name}", layer_ids, f"{made} {num_layers} layers")
-    fix = f"write false there: SGLang would not read the {own} rows of its own lm_head"
-    is_tied = config.tie_word_embeddings and own != head.vocab_size
-    require(not is_tied, f"tie_word_embeddings of {name}", True, fix)
-    fix = f"use --context-length {length}, or set {longer.name}=1: behind it proposals get worse"
-    require(length >= context_len or longer.get(), f"context length of {name}", length, fix)
-
-
-def check_no_head(args: Any) -> int:
-    """Refuses settings of an EAGLE-3 head's proposal; returns 1, as ``check_head`` its tokens."""
-    for name in ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"):
-        value, fix = getattr(args, name), f"leave it out, or use {flag('eagle3_path')}"
-        require(value is None, flag_of(name), value, fix, why="a setting of an EAGLE-3 head")
-    return 1
+    sharers += [head_config(args, "an EAGLE-3 head", path) for path in heads]
+    return [*sharers, mtp_config(args, config.mtp_path)] if config.mtp else sharers
 
 
 def _draft_config(args: Any) -> Any:
@@ -218,15 +160,23 @@ def _draft_config(args: Any) -> Any:
     return _read(DRAFT, path, partial(_config_of_draft, args, path, _draft_revision(args)))
 
 
-def _head_config(args: Any, setting: str, path: str) -> Any:
+def head_config(args: Any, setting: str, path: str) -> Any:
     return _read(setting, path, partial(_config_of_draft, args, path, MAIN))
+
+
+def mtp_config(args: Any, path: str | None = None) -> Any:
+    """Returns the ``ModelConfig`` of the MTP layer of a checkpoint, by default the target's, as of
+    stock SGLang's EAGLE: with the class and the KV of the layer, where it has one."""
+    own, setting = (args.model_path, args.revision), flag("mtp")
+    place = (path, MAIN) if path else own
+    return _read(setting, place[0], partial(_config_of_draft, args, *place, "EAGLE"))
 
 
 def _draft_revision(args: Any) -> str:
     return args.speculative_draft_model_revision or MAIN
 
 
-def _config_of_draft(args: Any, path: str, revision: str) -> Any:
+def _config_of_draft(args: Any, path: str, revision: str | None, algorithm: str = "") -> Any:
     """As SGLang's draft worker builds it, but with the model's own context length."""
     from sglang.srt.configs.model_config import ModelConfig
 
@@ -241,7 +191,7 @@ def _config_of_draft(args: Any, path: str, revision: str) -> Any:
         is_draft_model=True,
         disable_hybrid_swa_memory=args.disable_hybrid_swa_memory,
         model_config_parser=args.model_config_parser,
-        speculative_algorithm=args.speculative_algorithm,
+        speculative_algorithm=algorithm or args.speculative_algorithm,
     )
 
 

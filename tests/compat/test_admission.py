@@ -51,7 +51,7 @@ def request(**fields: Any) -> Any:
 def engine_of(judge: str | None) -> Any:
     return SimpleNamespace(
         config=SimpleNamespace(
-            judge_name=judge, uses_eagle3=False, accept_threshold=0.5, strict_classes=()
+            judge_name=judge, proposer="", accept_threshold=0.5, strict_classes=()
         ),
         certified=Certified(SimpleNamespace(), CERTIFICATE),
         sources=SimpleNamespace(),

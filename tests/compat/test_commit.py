@@ -84,11 +84,11 @@ class Served:
     ) -> None:
         config = ParseConfig(**{"segment": "tokens:2", "threshold": 0.5} | settings)
         segments = Segmenter(Tokens(), config.segment_rule)
-        has_head = config.uses_eagle3 and config.scores_tokens
+        has_head = config.proposer and config.scores_tokens
         head = Scorer.likelihood("cpu") if has_head else None
         self.verdicts = Judge(config, QUESTION, head, segments, Counters())
         self.controller = controller = Controller(mode="always")
-        counters, eagle = Counters(), HEADS["graph"] if config.uses_eagle3 else None
+        counters, eagle = Counters(), HEADS["graph"] if config.proposer else None
         sources = build_sources(
             config,
             controller,

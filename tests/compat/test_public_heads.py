@@ -242,7 +242,7 @@ def test_another_format(llama3: Server):
 def test_sglang_has_one_name_for_such_heads():
     from sglang.srt.models import llama_eagle3
 
-    from sglang_parse.startup.models import HEAD_KIND
+    from sglang_parse.startup.heads import HEAD_KIND
 
     assert [kind.__name__ for kind in llama_eagle3.EntryClass] == [HEAD_KIND] == [SGLANG_NAME]
 

@@ -414,7 +414,7 @@ def test_the_servers_checks_pass(
     # No rows of a question; of a block of 8 tokens, which the draft's files ask for, 63 more.
     masks = 63 if recipe.endswith("pard.sh") else 0
     assert view.speculative_num_draft_tokens == 1 + config.draft_tokens + masks
-    assert config.uses_eagle3 == recipe.endswith("eagle3.sh")
+    assert config.proposer == recipe.endswith("eagle3.sh")
     # All else is PARSE's default.
     own = {flag for flag in flags if flag.startswith("--parse-")}
     assert own <= {*SOURCES, *EXACT.get(recipe, ())}

@@ -35,12 +35,12 @@ class DraftHead(EagleHead):
 
     def init_attention_backends(self) -> None:
         """Of its forwards here only: SGLang's other ones are for the steps of its worker."""
-        with self.as_eagle3(), self.forward_contexts():
+        with self.as_stock(), self.forward_contexts():
             self.worker.draft_worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
         """Captures nothing: its forwards are part of the blocks' graphs."""
-        with self.as_eagle3(), self.forward_contexts():
+        with self.as_stock(), self.forward_contexts():
             self.worker.draft_worker.init_cuda_graphs(capture_decode_cuda_graph=False)
 
     def extend(self, batch: ForwardBatch, following: torch.Tensor, hidden: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
-from sglang_parse.core.phases import EAGLE3
+from sglang_parse.core.phases import PROPOSERS
 from sglang_parse.device import on_device
 from sglang_parse.engine.logits.adjust import CustomProcessors
 from sglang_parse.engine.logits.grammar import is_constrained
@@ -118,7 +118,7 @@ def prepare_rows(runner: Any, batch: ScheduleBatch, indices: Sequence[int]) -> P
 def _is_argmax(req: Req) -> bool:
     """Greedy and nothing that edits logits: argmax is all SGLang's sampler would do."""
     policy = req.parse_state.policy
-    is_supported = not policy.is_plain or policy.proposer == EAGLE3
+    is_supported = not policy.is_plain or policy.proposer in PROPOSERS
     return is_greedy(req) and is_supported
 
 

@@ -1,4 +1,4 @@
-"""The target's EAGLE-3 head as a source of drafts.
+"""The target's EAGLE-3 head or MTP layer as a source of drafts.
 
 It proposes right before the pass that verifies (``engine.eagle``), so nothing is drafted here. To
 the policy its drafts are decode steps that output several tokens: what another source's drafts have
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.phases import EAGLE3
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.drafting import Acceptance
 from sglang_parse.core.round import Round
@@ -21,11 +20,11 @@ from sglang_parse.engine.logits.grammar import num_allowed
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.source import Source
 
-BYPASSED = f"{EAGLE3}: the head does not run for this request"
+BYPASSED = "the head does not run for this request"
 
 
 class EagleSource(Source):
-    """Drafts that the EAGLE-3 head proposes.
+    """Drafts that the head proposes.
 
     Args:
         config: the server's settings.
@@ -33,16 +32,15 @@ class EagleSource(Source):
         head: proposes them; it runs as many steps as its longest proposal has tokens, or all.
     """
 
-    name = EAGLE3
-
     def __init__(self, config: ParseConfig, controller: Controller, head: EagleHead) -> None:
         self._config, self._controller, self._head = config, controller, head
+        self.name = config.proposer
         self._acceptance = Acceptance(controller.config.error_rate)
 
     def start(self, req: Req) -> str:
         state = req.parse_state
-        if state.policy.proposer != EAGLE3:
-            return BYPASSED
+        if state.policy.proposer != self.name:
+            return f"{self.name}: {BYPASSED}"
         if self._config.drafting == "never" and not state.policy.always_drafts:
             return DRAFTING_OFF
         # A question cannot judge a few tokens.
@@ -76,5 +74,5 @@ def take_chain(req: Req, proposed: Sequence[int]) -> None:
     itself, in the row before it, so nothing is asked about a complete answer."""
     state = req.parse_state
     token_ids = [*takewhile(lambda token: token not in state.policy.stop_ids, proposed)]
-    is_exact = state.draft.judge is None
-    state.give_draft(token_ids[: num_allowed(req, token_ids)], 1, EAGLE3, is_exact=is_exact)
+    is_exact, name = state.draft.judge is None, state.policy.proposer
+    state.give_draft(token_ids[: num_allowed(req, token_ids)], 1, name, is_exact=is_exact)

@@ -1,0 +1,90 @@
+"""A checkpoint's own MTP layer as a source of drafts, against plain decoding and stock NEXTN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from support.client import EXACT, Client, ids_of, parse_info, random_prompts
+from support.mtp import MTP
+from support.servers import ALWAYS, OVERLAP, PARSE, SEED, SMALL_CHUNKS, Start, plugin, served
+
+LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
+OFF = {"enabled": False}
+STOCK = ("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3")
+STOCK += ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+MORE = pytest.mark.nightly("tests/e2e/test_mtp.py::test_exact_drafts")
+FAST = "glm-4.5"
+NAMES = [name if name == FAST else pytest.param(name, marks=MORE) for name in MTP]
+
+Serve = Callable[..., Iterator[Client]]
+
+
+@pytest.fixture(scope="module")
+def target_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda name: MTP[name].target(tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(scope="module")
+def serve(start_server: Start, target_of: Callable[[str], Path]) -> Serve:
+    """Returns ``serve(kind, name, *flags)``: a server of a family's target."""
+
+    def start(kind: str, name: str, *flags: str) -> Iterator[Client]:
+        model = ("--model-path", str(target_of(name)), *MTP[name].flags, *SMALL_CHUNKS, *SEED)
+        with plugin("given_dtype"), MTP[name].kernels():
+            yield from served(start_server, f"{kind}-{name}", *model, *flags)
+
+    return start
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def own(serve: Serve, name: str) -> Iterator[Client]:
+    """No draft model: the layer drafts for the likelihood; overlap, as on a GPU."""
+    yield from serve("mtp", name, *PARSE, "--parse-mtp", "own", *ALWAYS, *OVERLAP)
+
+
+@pytest.fixture(scope="module")
+def stock(serve: Serve, name: str) -> Iterator[Client]:
+    yield from serve("nextn", name, *STOCK, "--disable-overlap-schedule")
+
+
+@pytest.fixture(scope="module")
+def plain(serve: Serve, name: str) -> Iterator[Client]:
+    yield from serve("no-mtp", name, "--disable-overlap-schedule")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return [prompt * (1 + 3 * (i % 2)) for i, prompt in enumerate(random_prompts(8, 91))]
+
+
+def test_exact_drafts(own: Client, plain: Client, prompts: list):
+    """Plain's tokens, in fewer passes; drafts are kept whole, in part and not at all."""
+    wanted = ids_of(plain.generate_all(prompts, 8, **LIMIT))
+    for concurrency, count in ((1, 2), (8, 8)):
+        answers = own.generate_all(prompts[:count], concurrency, parse=EXACT, **LIMIT)
+        assert ids_of(answers) == wanted[:count]
+    infos = [parse_info(answer)["sources"]["mtp"] for answer in answers]
+    matched = sum(info["matched_tokens"] for info in infos)
+    assert 0 < matched < sum(info["drafted_tokens"] for info in infos)
+    own.assert_nothing_lost()
+
+
+@MORE
+def test_as_many_passes_as_stock_nextn(own: Client, stock: Client, prompts: list):
+    for concurrency, count in ((1, 2), (8, 8)):
+        for one in (own, stock):
+            one.flush()
+        answers = own.generate_all(prompts[:count], concurrency, parse=EXACT, **LIMIT)
+        theirs = stock.generate_all(prompts[:count], concurrency, **LIMIT)
+        assert ids_of(answers) == ids_of(theirs)
+        rounds = [parse_info(answer)["sources"]["mtp"]["rounds"] for answer in answers]
+        assert rounds == [answer["meta_info"]["spec_verify_ct"] for answer in theirs]
