@@ -11,6 +11,7 @@ def test_the_head_takes_memory_for_what_it_proposes(monkeypatch: pytest.MonkeyPa
     """Not for a draft and its questions: as rows of logits those would fill a GPU."""
     from sglang.srt import runtime_context
     from sglang.srt.runtime_context import _ConfigBag
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_parse.engine import eagle_head
 
@@ -28,8 +29,8 @@ def test_the_head_takes_memory_for_what_it_proposes(monkeypatch: pytest.MonkeyPa
     for module in (runtime_context, eagle_head):
         monkeypatch.setattr(module, "get_spec", lambda: spec)
     head = object.__new__(eagle_head.EagleHead)
-    head._path = "head"
-    with head.as_eagle3():
+    head._path, head.algorithm = "head", SpeculativeAlgorithm.EAGLE3
+    with head.as_stock():
         assert (spec.speculative_algorithm, spec.speculative_draft_model_path) == ("EAGLE3", "head")
         assert runtime_context.max_speculative_num_draft_tokens() == 4
     assert spec.speculative_algorithm == "PARSE"

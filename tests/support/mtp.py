@@ -19,7 +19,7 @@ from support.random_pair import PairShape, make_pair
 from support.servers import plugin
 
 GLM = {name: size for name, size in MOE.items() if name != "moe_layer_freq"}
-LOUD = 0.25
+LOUD = 0.015
 """Of what its layers add, so that the layer, which does not see all of them, is right at times."""
 
 
