@@ -86,11 +86,11 @@ PATCH = Patch(
     "with windows (gpt-oss, Gemma 4) would share the slots of the target's window pool: when the "
     "draft model is prefilled, those of tokens before the target's window are freed already. "
     "Models with one tokenizer have embeddings of different sizes: padding (Qwen2.5, Gemma 3).",
-    how="under PARSE a draft model, or an EAGLE-3 head, keeps the architecture and the layers of "
-    "its config.json. Its KV is in one pool; where windows have other heads (Gemma 4), in two of "
-    "the size of the target's larger one, as SGLang gives an MTP head with windows. "
-    "Its embedding and LM head, and those of its EAGLE-3 head, get as many rows as the target's: "
-    "padding is left out, or is zeros; no draft has a token of it.",
+    how="under PARSE a draft model, or an EAGLE-3 head, but no MTP layer, keeps the architecture "
+    "and the layers of its config.json. Its KV is in one pool; where windows have other heads "
+    "(Gemma 4), in two of the size of the target's larger one, as SGLang gives an MTP head with "
+    "windows. Its embedding and LM head, and those of its EAGLE-3 head, get as many rows as the "
+    "target's: padding is left out, or is zeros; no draft has a token of it.",
     upstream="not reported; `STANDALONE` renames its draft models, too",
     removed_when="SGLang renames the draft models of the algorithms that use MTP heads only.",
 )

@@ -11,7 +11,6 @@ from typing import Any
 
 from sglang_parse.attention.support import Attention
 
-OWN_LAYER = "`--parse-mtp own`"
 TEXTS = "texts, earlier answers, `--parse-draft-url`"
 ON_CPU, READ = "on CPU servers", "by reading"
 TOKEN_MODE = f"{ON_CPU}, token mode only"
@@ -50,7 +49,6 @@ class Family:
         judges: who can verify its answers.
         why: it is refused, where ``WHY`` of its attention does not say it; ``instead``: what serves
             it.
-        mtp: how a layer for multi-token prediction of its checkpoints drafts; "" without one.
     """
 
     name: str
@@ -61,7 +59,6 @@ class Family:
     judges: str = ANY
     why: str = ""
     instead: str = ""
-    mtp: str = ""
 
     @property
     def is_asked(self) -> bool:
@@ -90,15 +87,8 @@ FAMILIES = (
         TOKEN_MODE,
         "Qwen3-0.6B to 4B, Qwen3-30B-A3B",
     ),
-    Family(
-        "GLM-4.5, GLM-4.6, GLM-4.7",
-        ("Glm4MoeForCausalLM",),
-        Attention.FULL,
-        TOKEN_MODE,
-        "GLM-4.5-Air",
-        mtp=OWN_LAYER,
-    ),
-    Family("MiMo-7B", ("MiMoForCausalLM",), Attention.FULL, TOKEN_MODE, mtp=OWN_LAYER),
+    Family("GLM-4.5 to 4.7", ("Glm4MoeForCausalLM",), Attention.FULL, TOKEN_MODE, "GLM-4.5-Air"),
+    Family("MiMo-7B", ("MiMoForCausalLM",), Attention.FULL, TOKEN_MODE),
     Family("Qwen2.5", ("Qwen2ForCausalLM",), Attention.FULL, ON_CPU, "Qwen2.5-0.5B, Coder-0.5B"),
     Family(
         "others with full attention",
@@ -119,7 +109,6 @@ FAMILIES = (
         ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration"),
         Attention.LATENT,
         ON_CPU,
-        mtp=f"{OWN_LAYER}; Kimi has none",
     ),
     Family(
         "Mistral Large 3",
@@ -128,13 +117,7 @@ FAMILIES = (
         f"{ON_CPU}, in fp32 where SGLang always takes bf16",
         judges=UNREAD,
     ),
-    Family(
-        "GLM-4.7-Flash",
-        ("Glm4MoeLiteForCausalLM",),
-        Attention.LATENT,
-        ON_CPU,
-        mtp=OWN_LAYER,
-    ),
+    Family("GLM-4.7-Flash", ("Glm4MoeLiteForCausalLM",), Attention.LATENT, ON_CPU),
     Family("MiniCPM3", ("MiniCPM3ForCausalLM",), Attention.LATENT, ON_CPU, judges=UNREAD),
     Family(
         "LongCat-Flash",
@@ -260,6 +243,12 @@ NOT_ON_CPU = {
 """Classes that SGLang runs on GPUs only, or gives other tokens on a CPU. The tests' servers, which
 bring kernels for them (``tests/support/plugins/cpu_families``), have none."""
 
+WITH_MTP = {
+    *("Glm4MoeForCausalLM", "MiMoForCausalLM"),
+    *("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+}
+"""Those whose checkpoints may have a layer for multi-token prediction (MTP) that drafts."""
+
 HEADINGS = ("family", "attention", "judges", "layouts", "drafts", "MTP layer", "seen")
 
 
@@ -271,7 +260,8 @@ def row(family: Family) -> tuple[str, ...]:
     layouts = "`causal`, `alias`" if family.is_asked else "`causal`"
     if family.is_asked and family.attention is not Attention.WINDOWS:
         layouts += ", `mask`"
-    return (*first, family.judges, layouts, family.draft, family.mtp, family.seen)
+    mtp = "" if WITH_MTP.isdisjoint(family.architectures) else "`--parse-mtp own`"
+    return (*first, family.judges, layouts, family.draft, mtp, family.seen)
 
 
 def family_of(model: Any) -> Family:

@@ -13,7 +13,7 @@ from sglang.srt.environ import envs
 from sglang_parse.attention.support import OF_TARGET, STEPPING, BackendError
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.startup.certificates import local_folder
-from sglang_parse.startup.families import family_of
+from sglang_parse.startup.families import WITH_MTP
 from sglang_parse.startup.models import (
     MAIN,
     TARGET,
@@ -142,7 +142,7 @@ def _check_mtp(args: Any, config: ParseConfig, target: Any) -> None:
 
 def unused_mtp(args: Any, config: ParseConfig, target: Any) -> str:
     """Describes the target's own MTP layer, where it could draft and nothing proposes; else ""."""
-    if config.proposer or not family_of(target).mtp:
+    if config.proposer or WITH_MTP.isdisjoint(target.hf_config.architectures):
         return ""
     layer = mtp_config(args)
     kind, num = layer.hf_config.architectures[0], layer.num_nextn_predict_layers

@@ -206,6 +206,30 @@ QWEN3_5 = {
         **shape(5120, 64, 24, 17408),
     },
 }
+GLM_FLASH = {
+    **shape(2048, 47, 20, 10240),
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "model_type": "glm4_moe_lite",
+    "vocab_size": 154880,
+    "max_position_embeddings": 202752,
+    "torch_dtype": "bfloat16",
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.8,
+    "num_nextn_predict_layers": 1,
+    "rope_theta": 1000000,
+}
 # Some id: what a PARD checkpoint adds to the config.json of the model it was made of.
 PARD = {"pard_token": 128000}
 QWEN3_PARD = QWEN3 | shape(1024, 28, 16, 3072, tie_word_embeddings=True) | PARD
@@ -221,11 +245,13 @@ PAIRS: dict[str, tuple[str, dict, dict | None]] = {
     "serve_gpt_oss_120b_texts.sh": ("chatml", GPT_OSS_120B, None),
     "serve_gpt_oss_120b.sh": ("chatml", GPT_OSS_120B, GPT_OSS_20B),
     "serve_deepseek_v3.sh": ("deepseek-r1", DEEPSEEK_V3, None),
+    "serve_deepseek_v3_mtp.sh": ("deepseek-r1", DEEPSEEK_V3, None),
+    "serve_glm_4_7_flash.sh": ("chatml", GLM_FLASH, None),
     "serve_qwen3_5_27b.sh": ("qwen3", QWEN3_5, None),
 }
 ROOFLINES = [name for name in PAIRS if re.match(r"serve_(qwen3_32b|qwen3_235b|llama3_70b)", name)]
 ROOFLINES.remove("serve_llama3_70b_eagle3.sh")  # runs another one
-SOURCES = {"--parse-eagle3-path", "--parse-draft-url", "--parse-reuse-answers"}
+SOURCES = {"--parse-eagle3-path", "--parse-mtp", "--parse-draft-url", "--parse-reuse-answers"}
 EXACT = {"serve_gpt_oss_120b_texts.sh": {"--parse-verification"}}
 """Recipe -> its flags of PARSE besides those that name where drafts come from."""
 DRAFT_URL = "http://127.0.0.1:9"
@@ -414,7 +440,8 @@ def test_the_servers_checks_pass(
     # No rows of a question; of a block of 8 tokens, which the draft's files ask for, 63 more.
     masks = 63 if recipe.endswith("pard.sh") else 0
     assert view.speculative_num_draft_tokens == 1 + config.draft_tokens + masks
-    assert config.proposer == recipe.endswith("eagle3.sh")
+    proposers = {"--parse-eagle3-path": "eagle3", "--parse-mtp": "mtp"}
+    assert config.proposer == "".join(proposers.get(flag, "") for flag in flags)
     # All else is PARSE's default.
     own = {flag for flag in flags if flag.startswith("--parse-")}
     assert own <= {*SOURCES, *EXACT.get(recipe, ())}

@@ -232,9 +232,10 @@ def test_the_tables():
     assert [row[5] for row in forwards] == ["weights", "host", "weights"] + 3 * ["kernels"]
     assert len(found) == 3 * 4
     for row in found:
-        one, blocks, text, head, *alone = (float(re.match(r"[\d.]+", cell)[0]) for cell in row[3:])
+        figures = (float(re.match(r"[\d.]+", cell)[0]) for cell in row[3:])
+        one, blocks, text, head, in_pieces, one_graph, mtp = figures
         assert one < head < blocks < text
-        assert alone == sorted(alone)
+        assert in_pieces < mtp <= one_graph  # its steps read the target's whole vocabulary
 
 
 def test_what_each_loss_costs():
