@@ -36,7 +36,7 @@ PUBLISHED: dict[str, tuple[str, Sizes, dict[str, Sizes]]] = {
         {"Llama-3.2-1B": (128256, 128 * K)},
     ),
     "Qwen3-MoE, Qwen3-Coder": ("Qwen3MoeForCausalLM", (151936, 256 * K), QWEN3_MOE),
-    "GLM-4.5, GLM-4.6": (
+    "GLM-4.5 to 4.7": (
         "Glm4MoeForCausalLM",
         (151552, 198 * K),
         {"GLM-4.5-Air": (151552, 128 * K)},

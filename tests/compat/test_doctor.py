@@ -39,6 +39,7 @@ from support.calibration import demo_fingerprint, write_certificate
 from support.demo_pair import DEMO
 from support.heads import HeadShape, write_head
 from support.models import load_model
+from support.mtp import MTP
 from support.random_pair import PairShape, make_pair
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
@@ -307,6 +308,17 @@ def test_head():
     assert check(**continued)["EAGLE-3 head"].found.endswith("3 tokens ahead")
     line = check(**continued, speculative_eagle_topk=4)["EAGLE-3 head"]
     assert (line.status, line.found) == (FAILS, "--speculative-eagle-topk is 4")
+
+
+def test_mtp_layer(good: dict[str, Finding], tmp_path: Path):
+    """It fits, or could be used."""
+    alone = {"model_path": MTP["glm-4.5"].target(tmp_path), "parse_question": None}
+    alone["speculative_draft_model_path"] = None
+    line = check(**alone)["MTP layer"]
+    assert (line.status, line.found.endswith("which can draft: --parse-mtp own")) == (OK, True)
+    line = check(**alone, parse_mtp="own")["MTP layer"]
+    assert (line.status, line.found) == (OK, "own fits the target; 3 tokens ahead")
+    assert "MTP layer" not in good
 
 
 def test_size_ratio(good: dict[str, Finding], tmp_path: Path):

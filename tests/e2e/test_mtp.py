@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from support.client import EXACT, Client, ids_of, parse_info, random_prompts
+from support.client import (
+    EXACT,
+    Client,
+    abort_a_pass,
+    assert_same,
+    ids_of,
+    parse_info,
+    random_prompts,
+)
 from support.mtp import MTP
 from support.servers import ALWAYS, OVERLAP, PARSE, SEED, SMALL_CHUNKS, Start, plugin, served
 
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
-OFF = {"enabled": False}
 STOCK = ("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3")
 STOCK += ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 MORE = pytest.mark.nightly("tests/e2e/test_mtp.py::test_exact_drafts")
@@ -81,6 +88,40 @@ def test_exact_drafts(own: Client, plain: Client, prompts: list):
     infos = [parse_info(answer)["sources"]["mtp"] for answer in answers]
     matched = sum(info["matched_tokens"] for info in infos)
     assert 0 < matched < sum(info["drafted_tokens"] for info in infos)
+    own.assert_nothing_lost()
+
+
+@MORE
+def test_turns_hit_the_prefix_cache(own: Client, plain: Client, prompts: list):
+    """The layer's KV is there, too, and answers of later turns are the same."""
+    prompt, tail = prompts[0], prompts[2]
+    first = own.generate(prompt, parse=EXACT, **LIMIT)
+    turn = [*prompt, *first["output_ids"], *tail]
+    second = own.generate(turn, parse=EXACT, **LIMIT)
+    assert second["meta_info"]["cached_tokens"] >= len(prompt) + 40
+    assert ids_of([second]) == ids_of([plain.generate(turn, **LIMIT)])
+    assert parse_info(second)["sources"]["mtp"]["matched_tokens"] > 0
+
+
+@MORE
+def test_judges_texts_samples_and_aborts(own: Client, plain: Client, prompts: list):
+    """The likelihood keeps more of its drafts, a wrong text ends where it goes on, sampled tokens
+    are plain's, and no slot is lost."""
+    exact, judged = (
+        sum(num_passes(one) for one in own.generate_all(prompts, 8, parse=parse, **LIMIT))
+        for parse in (EXACT, {"threshold": 0.0, "strict": []})
+    )
+    assert judged < exact
+    text = plain.generate(prompts[0], **LIMIT)["text"][:24] + "and so on, as ever. " * 2
+    for prompt, parse, more in (
+        (prompts[0], {"draft": text}, {}),
+        (prompts[1], {}, {"temperature": 2.0, "top_k": 20, "sampling_seed": 5}),
+        (prompts[2], {}, {"max_new_tokens": 2}),
+    ):
+        answer = own.generate(prompt, parse=parse | EXACT, **LIMIT | more)
+        assert_same(answer, plain.generate(prompt, **LIMIT | more))
+        assert parse_info(answer)["sources"]["mtp"]["rounds"] > 0
+    abort_a_pass(own, prompts[3], parse=EXACT, **LIMIT)
     own.assert_nothing_lost()
 
 
