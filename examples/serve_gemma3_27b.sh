@@ -20,6 +20,10 @@
 # --attention-backend triton   fa3 and flashinfer are others for windows.
 # --speculative-algorithm PARSE, --speculative-draft-model-path, --model-path, --port: as named.
 #
+# Roofline, an H200, over plain decoding at 1, 8 and 16 requests, computed: 3.6x, 3.4x and 3.3x
+# with drafts of 8, 8 and 8 where 0.92 of their tokens are accepted; stock EAGLE3 with
+# 3 tokens a pass 2.6x, 2.3x and 2.0x. Take stock EAGLE3 where less is accepted and a head exists.
+#
 # Judges of this target, by docs/models.md: question, likelihood, none. Here: likelihood.
 set -eu
 

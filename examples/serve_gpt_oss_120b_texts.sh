@@ -24,6 +24,10 @@
 # --attention-backend triton   SGLang serves gpt-oss with triton, fa3, trtllm_mha and some others.
 # --speculative-algorithm PARSE, --model-path, --port: as named.
 #
+# Roofline, an H100, over plain decoding at 1, 8 and 16 requests, computed: 2.6x, 3.7x and 5.4x
+# with texts of 8, 64 and 64 where 0.92 of their tokens are accepted; stock EAGLE3 with
+# 3 tokens a pass 1.4x, 1.1x and 1.2x. Where no text fits, answers are decoded plainly.
+#
 # Judges of this target, by docs/models.md: likelihood, none. Here: none.
 set -eu
 

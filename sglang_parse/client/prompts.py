@@ -34,13 +34,52 @@ _EVERYDAY = (
 )
 
 
-def prompts_for(path: Path | None, model_path: str, count: int) -> list[Item]:
+_NOTICE = (
+    "The reading room of the town library is closed from Monday 4 May to Friday 15 May while its "
+    "floor is renewed. Books on loan are renewed until Monday 18 May without a fee. Books that "
+    "were ordered can be collected at the desk in the entrance hall, on weekdays from 10:00 to "
+    "16:00. The children's corner stays open, and story time on Wednesday at 15:30 takes place in "
+    "the town hall, room 12. Questions: library@town.example or 555-0142."
+)
+_CODE = """def summarize(orders, currency="EUR"):
+    total = 0
+    by_customer = {}
+    for order in orders:
+        if order["currency"] != currency:
+            continue
+        total += order["amount"]
+        name = order["customer"]
+        by_customer[name] = by_customer.get(name, 0) + order["amount"]
+    largest = sorted(by_customer.items(), key=lambda item: item[1], reverse=True)[:10]
+    return {"total": total, "largest": largest, "customers": len(by_customer)}
+"""
+_ON_TEXTS = (
+    ("Rename the variable total to revenue. Answer with the whole function.", _CODE),
+    ("List all dates and times in this text, each with the sentence that has it.", _NOTICE),
+    ("Add a docstring and type hints. Answer with the whole function.", _CODE),
+    ("Correct nothing but the year: add 2026 to every date. Answer with the whole text.", _NOTICE),
+    ("Let the caller choose how many of the largest are returned. Answer with the whole function.",
+     _CODE),
+    ("Quote the sentences that matter to somebody who has ordered a book.", _NOTICE),
+    ("Explain this function line by line; quote each line.", _CODE),
+    ("Summarise in two sentences, in the words of the text.", _NOTICE),
+    ("Raise a ValueError that names the order where an amount is negative. Answer with the whole "
+     "function.", _CODE),
+    ("Return as a JSON object: closed_from, closed_to, fee_free_until, phone, email.", _NOTICE),
+)  # fmt: skip
+
+
+def prompts_for(
+    path: Path | None, model_path: str, count: int, *, with_text: bool = False
+) -> list[Item]:
     """At most ``count`` prompts of a file; without one, problems of the demo pair if its target is
-    served, else everyday questions."""
+    served, else everyday questions, or tasks on a text that they give."""
     if path is not None:
         return read_prompts(path)[:count]
     if is_of_demo_pair(model_path):
         texts = [problem.text for problem in load_problems().held_out_problems(count, seed=1)]
+    elif with_text:
+        texts = [f"{task}\n\n{text}" for task, text in _ON_TEXTS[:count]]
     else:
         texts = list(_EVERYDAY[:count])
     return [Item(str(number), text, None) for number, text in enumerate(texts)]

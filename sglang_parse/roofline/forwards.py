@@ -56,13 +56,13 @@ class Forward:
         """Bytes of weights; of KV and logits."""
         model, logits = self.model, self.num_logits * self.model.vocab_size * LOGITS_BYTES
         unused = (1 - model.experts_per_token / model.num_experts) ** self.rows
-        body = model.body(model.num_experts * (1 - unused)) / (1 + model.is_quantized)
-        weights = BF16_BYTES * (body + model.lm_head)
+        body = model.body_bytes(model.num_experts * (1 - unused), BF16_BYTES)
+        weights = body + BF16_BYTES * model.lm_head
         return int(weights), self.kv_tokens * BF16_BYTES * model.kv_per_token + logits
 
     @property
     def flops(self) -> int:
-        body = int(self.model.body(self.model.experts_per_token))
+        body = int(sum(self.model.parts(self.model.experts_per_token)))
         return 2 * (body * self.rows + self.model.lm_head * self.num_logits)
 
     @property
@@ -129,7 +129,7 @@ class Workload:
     def heads(self, model: Shape) -> float:
         """ms of all steps of an EAGLE-3 head of the model."""
         head = replace(model, num_hidden_layers=1, vocab_size=EAGLE3_VOCAB, num_experts=1)
-        head = replace(head, is_quantized=False, experts_per_token=1)
+        head = replace(head, quantization="", experts_per_token=1)
         return self.settings.head_steps * self.forward(head, 1).ms
 
     def mtp_layer(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 import shutil
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,8 @@ from sglang_parse.core.judge import FILE, WEIGHTS
 SHAPES = Path(__file__).resolve().parent / "configs"
 EAGLE3_VOCAB = 32_000
 """Words that EAGLE-3 heads of large vocabularies propose."""
+BYTES = {"fp8": (1, 1), "mxfp4": (2, 4.25 / 8)}
+"""How a checkpoint is quantized -> bytes of a weight of attention, and of an MLP or expert."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -32,6 +35,7 @@ class Shape:
     Attributes:
         intermediate_size: of an MLP, or of each of ``num_experts``, of which a token uses
             ``experts_per_token``.
+        quantization: a key of ``BYTES``; "": none.
     """
 
     num_hidden_layers: int
@@ -44,7 +48,7 @@ class Shape:
     tie_word_embeddings: bool
     num_experts: int = 1
     experts_per_token: int = 1
-    is_quantized: bool = False
+    quantization: str = ""
     name: str = field(default="", compare=False)
     folder: Path = field(default=Path(), compare=False)
 
@@ -63,6 +67,10 @@ class Shape:
     @classmethod
     def _of(cls, file: Path) -> Shape:
         config = json.loads(file.read_text(encoding="utf-8"))
+        quantization = (config.get("quantization_config") or {}).get("quant_method", "")
+        if quantization and quantization not in BYTES:
+            raise ValueError(f"quant_method {quantization!r} is none of {', '.join(BYTES)}")
+        config = config.get("text_config", config)  # of a model that sees images
         heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
         experts = next((config[key] for key in EXPERTS if config.get(key)), 1)
         dense_size = config["intermediate_size"]
@@ -77,16 +85,25 @@ class Shape:
             tie_word_embeddings=bool(config.get("tie_word_embeddings")),
             num_experts=experts,
             experts_per_token=config["num_experts_per_tok"] if experts > 1 else 1,
-            is_quantized=config.get("quantization_config") is not None,
+            quantization=quantization,
             name=file.parent.name,
             folder=file.parent,
         )
 
-    def body(self, num_experts: float) -> float:
-        """Weights of all layers with so many of their experts, without norms and routers."""
+    def parts(self, num_experts: float) -> tuple[float, float]:
+        """Weights of all layers with so many of their experts: attention's, and those of MLPs or
+        experts; without norms and routers."""
+        of_layers = self.num_hidden_layers * self.hidden_size
         heads = 2 * (self.num_attention_heads + self.num_key_value_heads)
-        mlps = 3 * num_experts * self.intermediate_size
-        return self.num_hidden_layers * self.hidden_size * (heads * self.head_dim + mlps)
+        return (
+            of_layers * heads * self.head_dim,
+            of_layers * 3 * num_experts * self.intermediate_size,
+        )
+
+    def body_bytes(self, num_experts: float, item_bytes: int) -> float:
+        """Of the same weights, in ``item_bytes`` each where they are not quantized."""
+        each = BYTES.get(self.quantization, (item_bytes, item_bytes))
+        return sum(map(operator.mul, self.parts(num_experts), each))
 
     @property
     def lm_head(self) -> int:
@@ -94,20 +111,23 @@ class Shape:
 
     @property
     def num_weights(self) -> int:
-        return int(self.body(self.num_experts)) + self.lm_head * (
-            1 if self.tie_word_embeddings else 2
-        )
+        return int(sum(self.parts(self.num_experts))) + self._tables
+
+    @property
+    def _tables(self) -> int:
+        """Weights of the embedding and the LM head."""
+        return self.lm_head * (1 if self.tie_word_embeddings else 2)
 
     @property
     def kv_per_token(self) -> int:
         """Numbers in the keys and values of one token, all layers."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
-    def num_bytes(self, item_bytes: int, kv_tokens: int = 0) -> int:
-        """Bytes of the weights, of quantized ones one each, as in FP8, else ``item_bytes``; and of
-        the KV of some tokens."""
-        weights = self.num_weights * (1 if self.is_quantized else item_bytes)
-        return weights + item_bytes * kv_tokens * self.kv_per_token
+    def num_bytes(self, item_bytes: int, kv_tokens: int = 0) -> float:
+        """Bytes of the weights, in ``item_bytes`` each where they are not quantized, and of the KV
+        of some tokens."""
+        others = self._tables + kv_tokens * self.kv_per_token
+        return self.body_bytes(self.num_experts, item_bytes) + item_bytes * others
 
     def write_model(self, folder: Path, **changes: Any) -> Path:
         """Writes a folder for ``--load-format dummy`` below that of all models: the tokenizer, and

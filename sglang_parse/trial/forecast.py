@@ -1,4 +1,4 @@
-"""What a trial measured, and what other judges and draft lengths would give, by counts of rounds.
+"""What other judges and draft lengths would give, by counts of rounds.
 
 Answers that are drafted and accepted whole (threshold 0) show what the target reads in every draft
 token, and so which tokens each judge refuses. A round drafts up to ``length`` tokens, keeps those
@@ -20,6 +20,7 @@ from sglang_parse.client.records import Answer, BenchRun
 from sglang_parse.core.judge import LIKELIHOOD, LIKELIHOOD_BIAS, LIKELIHOOD_STRICT, sigmoid
 from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.strict import CodeBlocks, find_refusal
+from sglang_parse.trial.served import Served
 
 LENGTHS = (4, 8, 16, 32, 64, 128)
 THRESHOLDS = (0.5, 0.2)
@@ -149,20 +150,16 @@ def advised(forecasts: Sequence[Forecast]) -> Forecast | None:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Answers to the same prompts in the same order, asked one at a time.
+class Trial(Served):
+    """Answers one at a time, with traces and always drafted by PARSE, and what they predict.
 
     Attributes:
         drafts: drafted and accepted whole, with traces and token ids.
-        parse: by PARSE as it is served, with traces; always drafted.
-        plain: by the plain target.
         step_ms: of a decode step of the server with PARSE.
         texts: of all token ids in ``drafts``.
     """
 
     drafts: BenchRun
-    parse: BenchRun
-    plain: BenchRun
     step_ms: float
     texts: Mapping[int, str]
 
@@ -186,14 +183,6 @@ class Trial:
             *fit_pass(passes),
             max(0.0, parse_ms - busy_ms),
         )
-
-    @property
-    def speedup(self) -> float:
-        """Measured, over the plain target, on the prompts that both answered."""
-        pairs = [*zip(self.parse.answers, self.plain.answers, strict=False)]
-        ours, plain = (sum(one.wall_ms for one in side) for side in zip(*pairs, strict=True))
-        tokens = [sum(one.output_tokens for one in side) for side in zip(*pairs, strict=True)]
-        return plain / tokens[1] / (ours / tokens[0])
 
     @property
     def per_round(self) -> PerRound | None:

@@ -8,12 +8,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from sglang_parse.client.records import PARSE, PLAIN
-from sglang_parse.client.sections import Cell, Facts, Grid, Sections, Text, filled
+from sglang_parse.client.sections import Cell, Columns, Facts, Grid, Sections, Text, filled
 from sglang_parse.client.statistics import rounded
 from sglang_parse.client.targets import Models, algorithm_flags, command_of, server_specs
 from sglang_parse.client.targets import parse_settings as flags_for
 from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.trial.forecast import LENGTHS, THRESHOLDS, Forecast, PerRound, Trial, advised
+from sglang_parse.trial.served import Served
+from sglang_parse.trial.settings import parse_kind
 
 NOTE = (
     "Speedup over plain decoding, one request at a time, * at the best length; output tokens per "
@@ -25,37 +27,77 @@ NONE_PAYS = (
     "No judge is expected to pay for this pair: serve the target without PARSE, or give it a "
     "faster source of drafts."
 )
+DOES_NOT_PAY = (
+    "It does not pay on these prompts: serve the target without PARSE, or give it a draft model, "
+    "an EAGLE-3 head, or requests that bring a prediction."
+)
+SOURCES: Columns = {
+    "": lambda source, _: source,
+    "drafts": lambda _, counts: str(counts.rounds),
+    "drafted tokens": lambda _, counts: str(counts.drafted_tokens),
+    "accepted": lambda _, counts: str(counts.accepted_tokens),
+}
 
 
-def sections(trial: Trial, models: Models, warnings: Sequence[str], facts: Any) -> Sections:
+def sections(found: Served, models: Models, warnings: Sequence[str], facts: Any) -> Sections:
     """Everything that a reader is told, by heading."""
-    note = NOTE.format(answers=len(trial.drafts.answers), threshold=THRESHOLDS[0])
+    forecasts = found.forecasts if isinstance(found, Trial) else ()
+    answers = len(found.drafts.answers) if isinstance(found, Trial) else 0
+    note = NOTE.format(answers=answers, threshold=THRESHOLDS[0])
     headings = ["", "exact", "a refusal every", *(f"drafts of {one}" for one in LENGTHS)]
-    found: Sections = {
-        "": [*said(trial, models)],
-        "What each judge would give": [Grid(headings, [*map(row, trial.forecasts)], note)],
+    shown: Sections = {
+        "": [*said(found, models)],
+        "What each judge would give": [Grid(headings, [*map(row, forecasts)], note)],
+        "Where drafts came from": [Grid.of(found.sources.items(), SOURCES)],
         "From the doctor": [*map(Text, warnings)],
         "Conditions": [Facts(facts)],
     }
-    return filled(found)
+    return filled(shown)
 
 
-def content(trial: Trial, facts: Any) -> dict[str, Any]:
+def content(found: Served, facts: Any) -> dict[str, Any]:
     """``results.json`` as plain data."""
-    best, measured, predicted = advised(trial.forecasts), trial.per_round, trial.predicted
-    found = {
+    plain: dict[str, Any] = {
         "conditions": facts,
-        "costs": asdict(trial.costs),
-        "measured": {"speedup": trial.speedup, **(asdict(measured) if measured else {})},
-        "predicted": predicted and {"speedup": trial.costs.speedup(predicted), **asdict(predicted)},
-        "forecasts": [asdict(one) for one in trial.forecasts],
+        "measured": {"speedup": found.speedup, "identical": found.num_same},
+        "sources": {name: asdict(counts) for name, counts in found.sources.items()},
+    }
+    if not isinstance(found, Trial):
+        return rounded(plain)
+    best, measured, predicted = advised(found.forecasts), found.per_round, found.predicted
+    plain["measured"] |= asdict(measured) if measured else {}
+    plain |= {
+        "costs": asdict(found.costs),
+        "predicted": predicted and {"speedup": found.costs.speedup(predicted), **asdict(predicted)},
+        "forecasts": [asdict(one) for one in found.forecasts],
         "advised": best and [*flags_of(best)],
     }
-    return rounded(found)
+    return rounded(plain)
 
 
-def said(trial: Trial, models: Models) -> Iterator[str]:
-    """What the pair gains, why not more, and what to set."""
+def said(found: Served, models: Models) -> Iterator[str]:
+    """What PARSE gains, why not more, and what to set."""
+    yield from (
+        _trial_said(found, models) if isinstance(found, Trial) else _served_said(found, models)
+    )
+
+
+def _served_said(found: Served, models: Models) -> Iterator[str]:
+    at_once = f", {found.concurrency} at a time" if found.concurrency > 1 else ""
+    yield (
+        f"Measured as it is served: {found.speedup:.2f}x plain decoding, {len(found.pairs)} "
+        f"answers{at_once}; {found.speedups[0]:.2f}x to {found.speedups[-1]:.2f}x by answer."
+    )
+    if found.reason:
+        yield f"Nothing was drafted: {found.reason}."
+    yield f"{found.num_same} of them are the plain target's, token for token."
+    if found.speedup < 1:
+        yield DOES_NOT_PAY
+    elif models.target:
+        yield command_of(*server_specs(models, [parse_kind(models)]))
+
+
+def _trial_said(trial: Trial, models: Models) -> Iterator[str]:
     gain = f"Measured as it is served: {trial.speedup:.2f}x plain decoding"
     if trial.per_round is None:
         yield f"{gain}, in answers without a round of drafting: ask for longer ones."

@@ -1,4 +1,4 @@
-"""``sglang-parse try``: checks the pair, asks its servers in turn, and says what to set."""
+"""``sglang-parse try``: checks the models, asks its servers in turn, and says what to set."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ from sglang_parse.client.records import (
 from sglang_parse.client.servers import Endpoint, Remote, ServerSpec, free_ports
 from sglang_parse.client.tables import publish
 from sglang_parse.client.targets import command_of
+from sglang_parse.core.phases import MODEL
 from sglang_parse.doctor.finding import FAILS, WARNING
 from sglang_parse.tasks.collect import ACCEPT_ALL
 from sglang_parse.trial.forecast import Trial
 from sglang_parse.trial.report import content, sections
+from sglang_parse.trial.served import Served
 from sglang_parse.trial.settings import TrialSettings
 
 WARM_UP_TOKENS, FEWEST_ANSWERS = 16, 4
 SHARES = {"drafts": 0.45, "parse": 0.25, "plain": 0.3}
 """Of the budget."""
-NO_DRAFTS = (
-    "nothing was drafted; fix: give --draft a smaller model with the same tokenizer, or --prompts "
-    "whose requests have a prediction"
-)
+NO_DRAFTS = "no draft model: what other judges would give is not predicted"
 TRACED = {"trace": True, "drafting": "always"}
 
 
@@ -61,12 +60,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         max_alive=1,
         on_start=lambda name: log(f"start {title_of(name)}"),
     ) as pool:
-        trial = measure(settings, pool, log)
+        found = measure(settings, pool, log)
     facts = of_now() | {"servers": {spec.name: command_of(spec) for spec in specs}}
     facts |= {"prompts": str(settings.prompts or "built in"), "seconds": round(log.seconds)}
     file = settings.output / "results.json"
-    shown = sections(trial, settings.models, warnings, facts)
-    publish(console, file, content(trial, facts), "PARSE for this pair", shown)
+    shown = sections(found, settings.models, warnings, facts)
+    publish(console, file, content(found, facts), "PARSE for these models", shown)
     return 0
 
 
@@ -75,9 +74,9 @@ def check_start(spec: ServerSpec, log: ProgressLog) -> list[str]:
     resolves settings in its environment, which servers inherit.
 
     Raises:
-        BenchError: the pair does not fit; with the doctor's findings.
+        BenchError: the models do not fit; with the doctor's findings.
     """
-    log("sglang-parse doctor: does this pair fit?")
+    log("sglang-parse doctor: do these models fit?")
     (port,) = free_ports(1)
     flags = [*spec.common, *spec.flags, "--port", str(port)]
     command = [sys.executable, "-m", "sglang_parse.cli", "doctor", "--json", *flags]
@@ -90,7 +89,7 @@ def check_start(spec: ServerSpec, log: ProgressLog) -> list[str]:
     except (ValueError, LookupError) as error:
         raise BenchError(f"the doctor ended with {done.returncode}: {done.stderr}") from error
     if lines[FAILS]:
-        raise BenchError("\n".join(["this pair cannot be served:", *lines[FAILS]]))
+        raise BenchError("\n".join(["these models cannot be served:", *lines[FAILS]]))
     for line in lines[WARNING]:
         log(line)
     return lines[WARNING]
@@ -103,29 +102,37 @@ def items_for(settings: TrialSettings, model_path: str) -> list[Item]:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         if lines and lines[0].lstrip()[0] not in '{"':
             return [Item(str(number), text, None) for number, text in enumerate(lines[:count])]
-    return prompts_for(path, model_path, count)
+    is_alone = bool(settings.target) and not settings.draft and not settings.eagle3
+    return prompts_for(path, model_path, count, with_text=is_alone)
 
 
-def measure(settings: TrialSettings, pool: Pool, log: ProgressLog) -> Trial:
-    """Asks both servers, one prompt at a time, for about the budget."""
+def measure(settings: TrialSettings, pool: Pool, log: ProgressLog) -> Served:
+    """Asks both servers for about the budget."""
     seconds = {name: share * settings.budget for name, share in SHARES.items()}
+    drafts = None
     with pool.awake(PARSE) as (endpoint,):
         items = items_for(settings, settings.target or Remote(PARSE, endpoint.url).model_path())
         alone = Remote(PLAIN, endpoint.url)  # under PARSE's name the client would require drafts
         step = answers(alone, items[:1], {"enabled": False}, WARM_UP_TOKENS)
         affordable = int(seconds["parse"] / FEWEST_ANSWERS * step.tokens_per_s)
         most = min(settings.max_tokens, max(WARM_UP_TOKENS, affordable))
-        log(f"drafts, accepted whole: {len(items)} prompts, answers of up to {most} tokens")
-        drafts = answers(endpoint, items, {**ACCEPT_ALL, **TRACED}, most, seconds["drafts"])
-        if not drafts.per_request("rounds"):
-            raise BenchError(NO_DRAFTS)
-        log(f"{len(drafts.answers)} answers; PARSE as it is served")
-        parse = answers(endpoint, items, TRACED, most, seconds["parse"])
-        texts = _texts(endpoint, drafts.answers)
+        if settings.predicts:
+            log(f"drafts, accepted whole: {len(items)} prompts, answers of up to {most} tokens")
+            whole = {**ACCEPT_ALL, **TRACED}
+            drafts = answers(endpoint, items, whole, most, seconds["drafts"])
+            if not any(MODEL in answer.parse["sources"] for answer in drafts.answers):
+                log(NO_DRAFTS)
+                drafts = None
+        log(f"PARSE as it is served: {len(items)} prompts")
+        options, together = TRACED if drafts else {}, settings.concurrency
+        parse = answers(endpoint, items, options, most, seconds["parse"], together)
+        texts = _texts(endpoint, drafts.answers) if drafts else {}
     log(f"{len(parse.answers)} answers; the plain target")
     with pool.awake(PLAIN) as (endpoint,):
-        plain = answers(endpoint, items, {}, most, seconds["plain"])
-    return Trial(drafts, parse, plain, step.per_token("decode_ms"), texts)
+        plain = answers(endpoint, items, {}, most, seconds["plain"], together)
+    if drafts is None:
+        return Served(parse, plain, together)
+    return Trial(parse, plain, together, drafts, step.per_token("decode_ms"), texts)
 
 
 def answers(
@@ -134,26 +141,30 @@ def answers(
     options: Mapping[str, Any],
     max_tokens: int,
     seconds: float = 0.0,
+    concurrency: int = 1,
 ) -> BenchRun:
-    """As many as are expected to end in time, at least one, and before them a short one, which may
+    """As many as are expected to end in time, at least one, and before them short ones, which may
     compile kernels. No prompt is cached."""
 
-    def ask_one(index: int, most: int) -> list[Answer]:
+    def ask_some(indices: Sequence[int], most: int) -> list[Answer]:
         asking = Asking(ANY_MODEL, most, parse=options, limit_s=LONG_LIMIT_S, wants_tokens=True)
-        return [*ask(server, items, [index], asking=asking).answers]
+        found = ask(server, items, indices, concurrency=concurrency, asking=asking)
+        return [*found.answers]
 
-    ask_one(0, WARM_UP_TOKENS)
+    starts = range(0, len(items), concurrency)
+    together = [range(len(items))[start : start + concurrency] for start in starts]
+    ask_some(together[0], WARM_UP_TOKENS)
     httpx.post(f"{server.url}/flush_cache", timeout=60)
     found: list[Answer] = []
     started, longest = time.monotonic(), 0.0
-    for index in range(len(items)):
+    for some in together:
         begun = time.monotonic()
         if found and begun + longest > started + seconds:
             break
-        found += ask_one(index, max_tokens)
+        found += ask_some(some, max_tokens)
         longest = max(longest, time.monotonic() - begun)
     seconds = sum(answer.wall_ms for answer in found) / 1e3
-    return BenchRun(Variant(server.name), 0, 1, seconds, tuple(found))
+    return BenchRun(Variant(server.name), 0, concurrency, seconds, tuple(found))
 
 
 def _texts(endpoint: Endpoint, drafts: Sequence[Answer]) -> dict[int, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sglang_parse.client.demo_pair import is_of_demo_pair
 from sglang_parse.client.flags import Flags, at_least, option, split_words
-from sglang_parse.client.records import PARSE, PLAIN, BenchError
+from sglang_parse.client.records import PARSE, PARSE_EAGLE3, PLAIN, BenchError
 from sglang_parse.client.servers import Remote, ServerSpec, read_remotes
 from sglang_parse.client.targets import Models, server_specs
 from sglang_parse.core.judge import LIKELIHOOD
@@ -20,11 +20,16 @@ ONLINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
 @dataclass(frozen=True)
 class TrialSettings(Flags):
     target: str = option("", "path or name; not needed where both servers run")
-    draft: str = option("", "path or name of a smaller model with the same tokenizer")
+    draft: str = option(
+        "",
+        "path or name of a smaller model with the same tokenizer (default: none; prompts and what "
+        "their requests send along draft)",
+    )
+    eagle3: str = option("", "path or name of an EAGLE-3 head for the target")
     prompts: Path | None = option(
         None,
-        'lines of text, or of JSON: a text or an object with "prompt" (default: 20 questions; for '
-        "the demo pair its problems)",
+        'lines of text, or of JSON: a text or an object with "prompt" (default: 20 questions; '
+        "without a draft model tasks on a text that they give; for the demo pair its problems)",
         type=Path,
         metavar="FILE",
     )
@@ -40,6 +45,9 @@ class TrialSettings(Flags):
         "", f"of SGLang, for both servers (default without a GPU: {CPU_FLAGS})", read=split_words
     )
     requests: int = option(20, "prompts asked at most", type=at_least(1))
+    concurrency: int = option(
+        1, "prompts asked together; other judges are predicted for one", type=at_least(1)
+    )
     max_tokens: int = option(128, "longest answer; less where it takes long", type=at_least(16))
     budget: int = option(600, "seconds for answers; starts come on top", type=at_least(1))
     output: Path = option(Path("build/try"), "folder", type=Path)
@@ -53,10 +61,16 @@ class TrialSettings(Flags):
             raise BenchError(f"no server for {names}; fix: give --target, or --url of both")
 
     @property
+    def predicts(self) -> bool:
+        """Whether other judges are predicted: from a model's drafts, one at a time. What a running
+        server has is not known yet."""
+        return self.concurrency == 1 and not self.eagle3 and bool(self.draft or not self.target)
+
+    @property
     def models(self) -> Models:
         """Of the servers that are started; the likelihood needs nothing but the target."""
         flags = self.flags or (() if has_gpu() else split_words(CPU_FLAGS))
-        return Models(self.target, self.draft, flags=flags, judge=LIKELIHOOD)
+        return Models(self.target, self.draft, eagle3=self.eagle3, flags=flags, judge=LIKELIHOOD)
 
     def specs(self) -> list[ServerSpec]:
         """The servers to start: a model of the hub may have to be downloaded."""
@@ -69,8 +83,17 @@ class TrialSettings(Flags):
             environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", cores)
         if not all(map(os.path.exists, filter(None, (self.target, self.draft)))):
             environment |= ONLINE
-        found = server_specs(self.models, names)
-        return [replace(spec, environment=(*environment.items(),)) for spec in found]
+        kinds = {PARSE: parse_kind(self.models), PLAIN: PLAIN}
+        found = server_specs(self.models, [kinds[name] for name in names])
+        variables = (*environment.items(),)
+        return [
+            replace(spec, name=name, environment=variables)
+            for name, spec in zip(names, found, strict=True)
+        ]
+
+
+def parse_kind(models: Models) -> str:
+    return PARSE_EAGLE3 if models.eagle3 else PARSE
 
 
 def has_gpu() -> bool:

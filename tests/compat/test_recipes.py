@@ -249,8 +249,10 @@ PAIRS: dict[str, tuple[str, dict, dict | None]] = {
     "serve_glm_4_7_flash.sh": ("chatml", GLM_FLASH, None),
     "serve_qwen3_5_27b.sh": ("qwen3", QWEN3_5, None),
 }
-ROOFLINES = [name for name in PAIRS if re.match(r"serve_(qwen3_32b|qwen3_235b|llama3_70b)", name)]
-ROOFLINES.remove("serve_llama3_70b_eagle3.sh")  # runs another one
+# The other recipes draft with another server's model or with a head, or run another recipe.
+OTHERS = {"serve_deepseek_v3.sh", "serve_deepseek_v3_mtp.sh", "serve_glm_4_7_flash.sh"}
+OTHERS |= {"serve_qwen3_5_27b.sh", "serve_llama3_70b_eagle3.sh"}
+ROOFLINES = sorted(PAIRS.keys() - OTHERS)
 SOURCES = {"--parse-eagle3-path", "--parse-mtp", "--parse-draft-url", "--parse-reuse-answers"}
 EXACT = {"serve_gpt_oss_120b_texts.sh": {"--parse-verification"}}
 """Recipe -> its flags of PARSE besides those that name where drafts come from."""
@@ -369,24 +371,28 @@ def test_the_header_says_what_the_table_of_families_says(recipe: str, tmp_path: 
 def test_the_header_says_what_the_roofline_computes(recipe: str, tmp_path: Path):
     """At 1, 8 and 16 requests: over plain decoding, the best draft lengths, stock EAGLE3."""
     text = re.sub(r"\n# *", " ", header(recipe))
-    pattern = r"Roofline, (an|four) (H\d+), .*computed: (.*?) with drafts of (.*?) where 0\.92 .*?"
-    count, gpu, *said = re.search(pattern + r"3 tokens a pass (.*?)\.(?!\d)", text).groups()
-    models = write_models(tmp_path, recipe)
-    words = ["--target", f"{models['TARGET']}/config.json", "--gpu", gpu.lower()]
-    words += ["--draft", f"{models['DRAFT']}/config.json"]
-    words += ["--tp-size", {"an": "1", "four": "4"}[count]]
+    pattern = r"Roofline, (an|four) (H\d+), .*computed: (.*?) with (drafts|texts) of (.*?) where "
+    pattern += r"0\.92 .*?3 tokens a pass (.*?)\.(?!\d)"
+    count, gpu, own, ways, lengths, stock = re.search(pattern, text).groups()
+    words = ["--gpu", gpu.lower(), "--tp-size", {"an": "1", "four": "4"}[count]]
+    for name, config in zip(("target", "draft"), PAIRS[recipe][1:], strict=True):
+        if config is not None:
+            published = {"quantization_config": {"quant_method": "mxfp4"}}  # not for SGLang's CPU
+            more = published if config["model_type"] == "gpt_oss" else {}
+            (tmp_path / name).write_text(json.dumps({**config, **more}))
+            words += [f"--{name}", str(tmp_path / name)]
     parser = argparse.ArgumentParser()
     RooflineSettings.add_arguments(parser)
     settings = RooflineSettings.read(parser.parse_args(words))
     kinds = BLOCKS if recipe.endswith("pard.sh") else (ONE_TOKEN,)
     loads = [Workload(settings, num_reqs) for num_reqs in (1, 8, 16)]
-    found = [load.parse(0.92, kinds) for load in loads]
-    own = [load.plain() / ms for load, (ms, _) in zip(loads, found, strict=True)]
-    stock = [load.plain() / load.eagle3(3) for load in loads]
-    assert said == [
-        "{:.1f}x, {:.1f}x and {:.1f}x".format(*own),
+    found = [load.parse(0.92, () if ways == "texts" else kinds) for load in loads]
+    computed = [load.plain() / ms for load, (ms, _) in zip(loads, found, strict=True)]
+    of_stock = [load.plain() / load.eagle3(3) for load in loads]
+    assert [own, lengths, stock] == [
+        "{:.1f}x, {:.1f}x and {:.1f}x".format(*computed),
         "{}, {} and {}".format(*(length for _, length in found)),
-        "{:.1f}x, {:.1f}x and {:.1f}x".format(*stock),
+        "{:.1f}x, {:.1f}x and {:.1f}x".format(*of_stock),
     ]
 
 

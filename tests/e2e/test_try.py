@@ -13,7 +13,7 @@ from sglang_parse import cli
 from sglang_parse.client.demo_pair import DEMO_PAIR
 from support.client import Client
 from support.demo_pair import DEMO
-from support.servers import Start, parse_flags, served
+from support.servers import COPIES, PARSE, Start, parse_flags, served
 
 pytestmark = pytest.mark.nightly("tests/unit/test_try.py")
 JUDGE = ("--parse-judge", "likelihood")
@@ -36,6 +36,13 @@ def question_pair(start_server: Start) -> Iterator[Client]:
     yield from served(start_server, "question-pair", *parse_flags(pair, *JUDGE))
 
 
+@pytest.fixture(scope="module")
+def alone(start_server: Start) -> Iterator[Client]:
+    """A target whose prompts draft."""
+    flags = ("--model-path", str(DEMO / "draft"), *PARSE, *COPIES)
+    yield from served(start_server, "alone", *flags)
+
+
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Returns what the program says about two servers."""
@@ -46,7 +53,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
         few = ("--requests", "16", "--budget", "120", "--output", str(tmp_path))
         assert cli.main(["try", *urls, *few, *flags]) == 0
         page = (tmp_path / "report.html").read_text(encoding="utf-8")
-        assert "What each judge would give" in page
+        assert "What each judge would give" in page or "Where drafts came from" in page
         return json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
 
     return run
@@ -76,3 +83,28 @@ def test_models_that_use_the_same_words(
     check(found := ask(question_pair, demo_plain, "--prompts", str(prompts)))
     measured, predicted = found["measured"], found["predicted"]
     assert predicted["tokens"] == pytest.approx(measured["tokens"], rel=WITHIN)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_a_target_alone(
+    ask: Ask, alone: Client, small_plain: Client, problems: list, tmp_path: Path, together: int
+):
+    """Its answer stands in each prompt; copies are exact."""
+    prompts = tmp_path / "prompts.jsonl"
+    asked = [one.problem.text for one in problems[:8]]
+    told = small_plain.generate_all([one.prompt for one in problems[:8]], 8, max_new_tokens=64)
+    rows = [f"{text}\n{answer['text']}\n{text}" for text, answer in zip(asked, told, strict=True)]
+    prompts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    found = ask(
+        alone,
+        small_plain,
+        "--prompts",
+        str(prompts),
+        "--concurrency",
+        str(together),
+        "--requests",
+        "8",
+    )
+    assert found["sources"]["prompt"]["accepted_tokens"] > 0
+    assert found["measured"]["identical"] == 8
+    assert "forecasts" not in found

@@ -148,7 +148,7 @@ def test_heads_that_a_config_leaves_out(tmp_path: Path):
     ("words", "message"),
     [
         (("--target", "15b"), "'15b' gives no shape .*No such file.*; use qwen3_0_6b, qwen3_14b, "),
-        (("--target", "235b-a22b-fp8"), "take 238 GB and --gpu h100 has 80"),
+        (("--target", "235b-a22b-fp8"), "take 239 GB and --gpu h100 has 80"),
         (("--accept-length", "5"), "--accept-length is 5; use 1 to 4, or more --head-steps"),
         (("--head-steps", "17"), "--head-steps is 17; use 1 to 16"),
         (("--draft", str(SHAPES.parent / "shape.py")), "gives no shape .*JSONDecodeError"),

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from sglang_parse import cli
-from sglang_parse.client.prompts import _EVERYDAY
+from sglang_parse.client.prompts import _EVERYDAY, _ON_TEXTS
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.core.judge import LIKELIHOOD_BIAS
 from sglang_parse.trial import run as program
@@ -31,6 +31,7 @@ from sglang_parse.trial.forecast import (
     through,
 )
 from sglang_parse.trial.report import content, said, sections
+from sglang_parse.trial.served import Served
 from sglang_parse.trial.settings import CPU_FLAGS, TrialSettings, add_arguments
 
 pytestmark = pytest.mark.unit
@@ -165,7 +166,9 @@ def answer(*records: dict[str, Any], wall_ms: float = 100.0, tokens: int = 20) -
     drafted = sum(len(one["draft_token_ids"]) for one in records)
     times = {"draft_ms": 1.0 * drafted, "verify_ms": 10.0 * len(records)}
     counts = {"rounds": len(records), "drafted_tokens": drafted}
-    meta = {"parse": [{"mode": "parse", "trace": [*records], **counts, **times}]}
+    sources = {"model": {**counts, "accepted_tokens": drafted // 2}} if drafted else {}
+    shown = {"sources": sources} if sources else {"sources": sources, "reason": "nothing fits"}
+    meta = {"parse": [{"mode": "parse", "trace": [*records], **counts, **times, **shown}]}
     return Answer(0, "text", tokens, wall_ms, meta, token_ids=(A,) * tokens)
 
 
@@ -213,7 +216,8 @@ def trial(judge: str | None = "likelihood") -> Trial:
     whole = answer(record(draft, choices, verdicts, judge=judge, length=48))
     served = record(draft[:16], choices[:16], verdicts[:16], accepted=11, judge=judge)
     plain = run_of(*[answer(wall_ms=400.0)] * 2)
-    return Trial(run_of(*[whole] * 4), run_of(*[answer(served, served)] * 3), plain, 10.0, TEXTS)
+    parse = run_of(*[answer(served, served)] * 3)
+    return Trial(parse, plain, 1, run_of(*[whole] * 4), 10.0, TEXTS)
 
 
 def test_what_is_measured():
@@ -284,7 +288,7 @@ def test_answers_without_a_round():
     )
     assert advice.startswith("Set --parse-verification token")
     shown = content(found, {})
-    assert (shown["measured"], shown["predicted"]) == ({"speedup": 2.5}, None)
+    assert (shown["measured"], shown["predicted"]) == ({"speedup": 2.5, "identical": 0}, None)
 
 
 def test_results_are_plain_data():
@@ -292,6 +296,51 @@ def test_results_are_plain_data():
     assert json.loads(json.dumps(found)) == found
     assert found["predicted"]["tokens"] == found["measured"]["tokens"] == 12
     assert found["advised"][:2] == ["--parse-verification", "token"]
+
+
+# -- as it is served ------------------------------------------------------------------------
+
+
+def served(*parse: Answer, concurrency: int = 1) -> Served:
+    plain = [answer(wall_ms=400.0), answer(wall_ms=200.0), answer(wall_ms=100.0)]
+    return Served(run_of(*parse), run_of(*plain), concurrency)
+
+
+def test_the_speedup_of_requests_together():
+    """Each wait for the longest of those that were asked with them."""
+    ours = [answer(record([A] * 8, [A] * 8, [0.9] * 8)), answer(wall_ms=100), answer(wall_ms=100)]
+    one, two = served(*ours), served(*ours, concurrency=2)
+    assert (one.speedup, two.speedup) == (700 / 300, 500 / 200)
+    assert one.speedups == two.speedups == [1, 2, 4]
+    assert (one.num_same, one.reason) == (3, "")
+    # What the plain target had no time for is left out.
+    assert replace(one, plain=run_of(answer(wall_ms=400.0))).speedup == 4
+
+
+def test_what_is_said_without_a_draft_model():
+    some = settings("--target", "large", "--flags", CPU_FLAGS).models
+    drafted = served(*[answer(record([A] * 8, [A] * 8, [0.9] * 8))] * 3)
+    gain, same, command = said(drafted, some)
+    assert gain.startswith("Measured as it is served: 2.33x plain decoding, 3 answers; 1.00x to 4.")
+    assert same.startswith("3 of them are the plain target's")
+    assert command.endswith(
+        "--model-path large --speculative-algorithm PARSE --parse-judge likelihood"
+    )
+    shown = sections(drafted, some, [], {})
+    (grid,) = shown["Where drafts came from"]
+    assert grid.rows == [["model", "3", "24", "12"]]
+    assert "What each judge would give" not in shown
+    found = content(drafted, {})
+    assert found["sources"]["model"]["accepted_tokens"] == 12
+    assert "forecasts" not in found
+
+
+def test_what_is_said_where_nothing_drafts():
+    slow = served(*[answer(wall_ms=300.0)] * 3, concurrency=2)
+    gain, why, _, advice = said(slow, models())
+    assert "0.83x plain decoding, 3 answers, 2 at a time" in gain
+    assert why == "Nothing was drafted: nothing fits."
+    assert advice.startswith("It does not pay on these prompts")
 
 
 # -- settings and prompts -------------------------------------------------------------------
@@ -330,6 +379,8 @@ def test_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert plain.flags == ("--model-path", str(tmp_path))
     assert plain.common == tuple(CPU_FLAGS.split())
     assert dict(plain.environment).keys() == {"OMP_NUM_THREADS"}
+    head = settings("--target", str(tmp_path), "--eagle3", str(tmp_path)).specs()[0]
+    assert (head.name, "--parse-eagle3-path" in head.flags) == ("parse", True)
     (parse,) = settings("--target", "org/name", "--url", "plain=http://h:1").specs()
     assert "--speculative-draft-model-path" not in parse.flags
     assert dict(parse.environment)["HF_HUB_OFFLINE"] == "0"
@@ -338,8 +389,8 @@ def test_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_prompts(tmp_path: Path):
-    def asked(content: str | None) -> list[str]:
-        words = ["--target", "t", "--requests", "20"]
+    def asked(content: str | None, *more: str) -> list[str]:
+        words = ["--target", "t", "--requests", "20", *more]
         if content is not None:
             (tmp_path / "prompts").write_text(content)
             words += ["--prompts", str(tmp_path / "prompts")]
@@ -347,7 +398,8 @@ def test_prompts(tmp_path: Path):
 
     assert asked("Say a.\n\nWhy?\n") == ["Say a.", "Why?"]
     assert asked('{"prompt": "Say a."}\n"Why?"\n') == ["Say a.", "Why?"]
-    assert asked(None) == [*_EVERYDAY]
+    assert asked(None) == [f"{task}\n\n{text}" for task, text in _ON_TEXTS]
+    assert asked(None, "--eagle3", "head") == asked(None, "--draft", "d") == [*_EVERYDAY]
     assert len({*_EVERYDAY}) == 20
     with pytest.raises(BenchError, match="is empty"):
         asked("")
@@ -389,13 +441,17 @@ class FakeServers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[str, dict, int]] = []
         self.trial = trial()
+        self.most_at_once = 0
         monkeypatch.setattr(program, "ask", self.ask)
         monkeypatch.setattr(program.httpx, "post", lambda *_, **__: None)
         monkeypatch.setattr(program, "decode_there", lambda _, ids: [TEXTS[one] for (one,) in ids])
         monkeypatch.setattr("sglang_parse.client.servers.Remote.check_alive", lambda _: None)
         monkeypatch.setattr("sglang_parse.client.servers.Remote.model_path", lambda _: "t")
 
-    def ask(self, server: Any, _: Any, indices: Sequence[int], *, asking: Any) -> BenchRun:
+    def ask(
+        self, server: Any, _: Any, indices: Sequence[int], *, concurrency: int, asking: Any
+    ) -> BenchRun:
+        self.most_at_once = max(self.most_at_once, min(concurrency, len(indices)))
         self.asked.append((server.name, dict(asking.parse), asking.max_tokens))
         run = self.trial.plain
         if asking.parse.get("enabled") is False:
@@ -425,6 +481,27 @@ def test_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = [parse for _, parse, _ in servers.asked if parse.get("threshold") == 0]
     assert whole == [{"threshold": 0.0, "strict": "none", "trace": True, "drafting": "always"}] * 4
     assert [name for name, *_ in servers.asked] == ["plain"] * 2 + ["parse"] * 8 + ["plain"] * 4
+
+
+def test_several_prompts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    servers = FakeServers(monkeypatch)
+    urls = ("--url", "plain=http://h:1", "--url", "parse=http://h:2")
+    found = settings(*urls, "--concurrency", "4", "--requests", "6")
+    with program.Pool([], tmp_path, remotes=found.remotes) as pool:
+        measured = program.measure(found, pool, lambda _: None)
+    assert (servers.most_at_once, len(measured.pairs)) == (4, 6)
+    assert not isinstance(measured, Trial)  # nothing is predicted for several
+    assert not any({"drafting", "trace", "threshold"} & {*parse} for _, parse, _ in servers.asked)
+
+
+def test_a_server_without_a_draft_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    servers = FakeServers(monkeypatch)
+    servers.trial = replace(servers.trial, drafts=run_of(answer()), parse=run_of(answer()))
+    urls, lines = ("--url", "plain=http://h:1", "--url", "parse=http://h:2"), []
+    with program.Pool([], tmp_path, remotes=settings(*urls).remotes) as pool:
+        measured = program.measure(settings(*urls), pool, lines.append)
+    assert not isinstance(measured, Trial)
+    assert program.NO_DRAFTS in lines
 
 
 def test_answers_are_short_where_the_target_is_slow(
