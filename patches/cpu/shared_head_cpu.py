@@ -10,8 +10,12 @@ import torch
 from sglang_parse.patches.base import Patch, around, on_cpu_only
 
 
+def _nothing(device: Any = None) -> None:
+    del device
+
+
 def _share(original: Callable, self: Any) -> None:
-    synchronize, torch.cuda.synchronize = torch.cuda.synchronize, lambda: None
+    synchronize, torch.cuda.synchronize = torch.cuda.synchronize, _nothing
     try:
         original(self)
     finally:

@@ -146,10 +146,8 @@ class EagleDecoder(EagleHead):
         view.return_logprob = False
         view.sampling_info = None
         view.input_embeds, view.multimodal_inputs = None, [None] * len(batch.reqs)
-        # Of a request that it does not run for: SGLang's placeholders of images.
-        view.input_ids = batch.input_ids.clamp(
-            max=self.worker.draft_runner.model_config.vocab_size - 1
-        )
+        if view.input_ids is not None:  # without SGLang's placeholders of images in other requests
+            view.input_ids = view.input_ids.clamp(max=self.runner.model_config.vocab_size - 1)
         with self._guard.contain(reqs, model=self.name):
             self._store(view.reqs, self._extend(view, hidden, result.next_token_ids))
         return len(hidden)

@@ -62,6 +62,10 @@ class EagleHead:
             self.worker = EagleDraftWorker(server_args, gpu_id, nccl_port, model_worker)
         self.num_steps = self.num_run = self.worker.speculative_num_steps
 
+    @property
+    def runner(self) -> Any:
+        return self.worker.draft_runner
+
     def steps_for(self, num_tokens: int) -> int:
         """Steps of a proposal of so many tokens: a graph has all of them, and in pieces fewer steps
         would cost more."""

@@ -166,8 +166,8 @@ def _has_weights(args: Any, layer: Any, path: str | None) -> bool:
     """Whether the checkpoint has the layer's weights, as far as its safetensors files tell."""
     if (args.speculative_draft_load_format or args.load_format) not in ("auto", "safetensors"):
         return True
-    where = (path, MAIN) if path else (args.model_path, args.revision)
-    names = _weight_names(*where, args.download_dir)
+    revision = MAIN if path else args.revision
+    names = _weight_names(path or args.model_path, revision, args.download_dir)
     return not names or any(name.startswith(_weights_of(layer)) for name in names)
 
 

@@ -116,7 +116,7 @@ def test_judges_texts_samples_and_aborts(own: Client, plain: Client, prompts: li
     for prompt, parse, more in (
         (prompts[0], {"draft": text}, {}),
         (prompts[1], {}, {"temperature": 2.0, "top_k": 20, "sampling_seed": 5}),
-        (prompts[2], {}, {"max_new_tokens": 2}),
+        (prompts[2], {}, {"max_new_tokens": 3}),
     ):
         answer = own.generate(prompt, parse=parse | EXACT, **LIMIT | more)
         assert_same(answer, plain.generate(prompt, **LIMIT | more))

@@ -29,10 +29,6 @@ class DraftHead(EagleHead):
 
     last_id: int | None = None
 
-    @property
-    def runner(self) -> Any:
-        return self.worker.draft_runner
-
     def init_attention_backends(self) -> None:
         """Of its forwards here only: SGLang's other ones are for the steps of its worker."""
         with self.as_stock(), self.forward_contexts():
