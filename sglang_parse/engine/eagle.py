@@ -146,8 +146,9 @@ class EagleDecoder(EagleHead):
         view.return_logprob = False
         view.sampling_info = None
         view.input_embeds, view.multimodal_inputs = None, [None] * len(batch.reqs)
-        if view.input_ids is not None:  # without SGLang's placeholders of images in other requests
-            view.input_ids = view.input_ids.clamp(max=self.runner.model_config.vocab_size - 1)
+        assert view.input_ids is not None
+        # Requests that it does not run for may have SGLang's placeholders of images.
+        view.input_ids = view.input_ids.clamp(max=self.runner.model_config.vocab_size - 1)
         with self._guard.contain(reqs, model=self.name):
             self._store(view.reqs, self._extend(view, hidden, result.next_token_ids))
         return len(hidden)

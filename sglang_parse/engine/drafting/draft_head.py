@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
