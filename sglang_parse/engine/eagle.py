@@ -24,6 +24,7 @@ Radix cache hits end one token before the first differing one: the head's KV has
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,9 @@ from sglang_parse.engine.faults import EAGLE_HEAD, MTP_LAYER, DraftGuard
 from sglang_parse.engine.requests import proposal_len
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.verify import TargetResult
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ class EagleDecoder(EagleHead):
         path, kind = (config.mtp_path, "EAGLE") if is_mtp else (config.eagle3_path, "EAGLE3")
         super().__init__(*models, path, SpeculativeAlgorithm.from_string(kind))
         self._guard, self.name = guard, MTP_LAYER if is_mtp else EAGLE_HEAD
+        kind = type(self.runner.model).__name__
+        logger.info("PARSE: %s (%s) proposes up to %d tokens", self.name, kind, self.num_steps)
 
     @property
     def layers(self) -> list[int]:

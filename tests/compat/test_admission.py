@@ -105,6 +105,25 @@ def test_who_accepts_more_than_the_server_shares_no_answers(options: dict[str, A
     assert (ANSWERS in req.parse_incoming) == shares
 
 
+@pytest.mark.parametrize(
+    ("fields", "proposer"),
+    [
+        ({}, "mtp"),
+        ({"return_sampling_mask": True}, "none"),
+        ({"multimodal_inputs": object()}, "none"),
+        ({"lora_id": "a"}, "none"),
+    ],
+    ids=["text", "mask", "image", "adapter"],
+)
+def test_whom_a_head_proposes_for(fields: dict[str, Any], proposer: str):
+    """It sees no image, so that it does not even run for the others that may share its prefix."""
+    engine, controller = engine_of("likelihood"), Controller()
+    engine.config.proposer, engine.eagle, engine.controller = "mtp", object(), controller
+    policy = policy_for(engine, request(**fields), RequestOptions.read({"parse": {}}, ASKS))
+    assert policy.proposer == proposer
+    assert policy.uses_eagle == (not {"multimodal_inputs", "lora_id"} & {*fields})
+
+
 def test_a_request_that_joins_the_queue_again_is_retracted():
     retracted: list[Any] = []
     engine = SimpleNamespace(sources=SimpleNamespace(retract=retracted.append))
