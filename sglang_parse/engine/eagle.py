@@ -49,7 +49,6 @@ from sglang_parse.engine.requests import proposal_len
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.verify import TargetResult
 
-
 logger = logging.getLogger(__name__)
 
 
