@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from sglang.srt.environ import envs
 
 from sglang_parse.attention.support import OF_TARGET, STEPPING, BackendError
@@ -119,7 +120,11 @@ def _check_mtp(args: Any, config: ParseConfig, target: Any) -> None:
         check_folder(path, setting)
     layer, name = mtp_config(args, path), f"{setting} {config.mtp}"
     check_heads(args, target, layer, "MTP layer")
-    kind, fix = layer.hf_config.architectures[0], f"leave {setting} out, or use one of {_served()}"
+    kind, fix = (
+        layer.hf_config.architectures[0],
+        f"leave {setting} out: `sglang-parse models` lists",
+    )
+    fix = f"{fix} targets with an MTP layer that drafts"
     why = _NO_MTP.get(kind, "PARSE was not seen to draft with an MTP layer of it")
     require(kind in MTP_LAYERS, f"architecture of {name}", kind, fix, why=why)
     num, fix = layer.num_nextn_predict_layers, "use a checkpoint with one MTP layer, or none"
@@ -127,14 +132,12 @@ def _check_mtp(args: Any, config: ParseConfig, target: Any) -> None:
     sizes = [(one.hidden_size, one.vocab_size) for one in (layer, target)]
     fix = f"use a checkpoint of this target, which has {sizes[1]}"
     require(sizes[0] == sizes[1], f"hidden size and vocabulary of {name}", sizes[0], fix)
-    where, fix = (
-        path or args.model_path,
-        "use its publisher's checkpoint: copies may lack the layer",
-    )
     why = f"it has no weights named {_weights_of(layer)}*, and the layer would be random"
+    where, fix = path or args.model_path, "use its publisher's checkpoint: a copy may lack them"
     setting = setting if path else TARGET
     require(_has_weights(args, layer, path), f"{setting} with {name}", where, fix, why=why)
-    backend = args.speculative_draft_attention_backend or args.attention_backend
+    backend = args.decode_attention_backend or args.attention_backend
+    backend = args.speculative_draft_attention_backend or backend
     if backend not in STEPPING:
         found, fix = f"{OF_TARGET} is {backend!r} with {name}", f"use one of {', '.join(STEPPING)}"
         raise BackendError(f"{found}: SGLang runs no steps of a draft on it", fix)
@@ -149,10 +152,6 @@ def unused_mtp(args: Any, config: ParseConfig, target: Any) -> str:
     if kind not in MTP_LAYERS or num != 1 or not _has_weights(args, layer, None):
         return ""
     return f"the checkpoint has an MTP layer ({kind}), which can draft: {flag('mtp')} own"
-
-
-def _served() -> str:
-    return "the models that `sglang-parse models` lists with an MTP layer"
 
 
 def _weights_of(layer: Any) -> str:
@@ -183,6 +182,7 @@ def _weight_names(path: str, revision: str | None, cache: str | None) -> set[str
     except (OSError, ValueError, KeyError):
         names: set[str] = set()
     for file in folder.glob("*.safetensors") if folder else ():
-        with safe_open(file, framework="pt") as tensors:
+        # SGLang reports one that cannot be read.
+        with suppress(SafetensorError), safe_open(file, framework="pt") as tensors:
             names.update(tensors.keys())
     return names
