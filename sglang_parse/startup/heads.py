@@ -120,11 +120,8 @@ def _check_mtp(args: Any, config: ParseConfig, target: Any) -> None:
         check_folder(path, setting)
     layer, name = mtp_config(args, path), f"{setting} {config.mtp}"
     check_heads(args, target, layer, "MTP layer")
-    kind, fix = (
-        layer.hf_config.architectures[0],
-        f"leave {setting} out: `sglang-parse models` lists",
-    )
-    fix = f"{fix} targets with an MTP layer that drafts"
+    kind = layer.hf_config.architectures[0]
+    fix = f"leave {setting} out; `sglang-parse models` lists the targets whose MTP layer drafts"
     why = _NO_MTP.get(kind, "PARSE was not seen to draft with an MTP layer of it")
     require(kind in MTP_LAYERS, f"architecture of {name}", kind, fix, why=why)
     num, fix = layer.num_nextn_predict_layers, "use a checkpoint with one MTP layer, or none"
