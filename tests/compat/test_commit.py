@@ -268,6 +268,7 @@ def test_a_skipped_draft_is_asked_for_again_at_the_next_token():
 def test_a_step_of_many_tokens_is_output_whole_and_drafting_resumes_behind_it():
     """An EAGLE-3 head's, while drafting is suspended."""
     one = Served([11, 12, 13, 14])
+    one.state.policy = replace(one.state.policy, proposer=EAGLE3)
     one.controller.mode = "never"
     one.judge([0.1, 0.1])
     one.controller.mode = "always"

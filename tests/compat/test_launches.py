@@ -394,7 +394,8 @@ def test_a_head_follows_what_was_written(
         object.__new__(kind) for kind in (EagleDecoder, eagle_worker_v2.EagleDraftWorker)
     )
     head.worker, head._guard = worker, DraftGuard(2)  # contains nothing
-    head.columns, head.num_steps = None, CHAIN - 1
+    head.columns, head.num_steps, head.name = None, CHAIN - 1, "the head"
+    head.algorithm = SpeculativeAlgorithm.EAGLE3
     runner = HeadRunner(batch.req_to_token_pool.req_to_token)
     runner.attn_backend = SimpleNamespace(init_forward_metadata=lambda _: None)
     runner.spec_algorithm = SpeculativeAlgorithm.EAGLE3
