@@ -18,7 +18,17 @@ from support.client import (
     random_prompts,
 )
 from support.mtp import MTP
-from support.servers import ALWAYS, OVERLAP, PARSE, SEED, SMALL_CHUNKS, Start, plugin, served
+from support.servers import (
+    ALWAYS,
+    OVERLAP,
+    PARSE,
+    SEED,
+    SMALL_CHUNKS,
+    Start,
+    plugin,
+    served,
+    two_ranks_environment,
+)
 
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 STOCK = ("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3")
@@ -135,3 +145,16 @@ def test_as_many_passes_as_stock_nextn(own: Client, stock: Client, prompts: list
         assert ids_of(answers) == ids_of(theirs)
         passes = [answer["meta_info"]["spec_verify_ct"] for answer in theirs]
         assert [*map(num_passes, answers)] == passes
+
+
+@MORE
+@pytest.mark.parametrize("name", [FAST], indirect=True)
+def test_two_ranks(serve: Serve, plain: Client, name: str, tmp_path: Path, prompts: list):
+    """Rank 1's logits are noise, so only rank 0's proposals and choices may count."""
+    flags = (*PARSE, "--parse-mtp", "own", *ALWAYS, *OVERLAP, "--tp-size", "2")
+    with plugin("rank_noise", RANK_NOISE_DIR=str(tmp_path)), two_ranks_environment():
+        for client in serve("mtp-ranks", name, *flags):
+            answers = client.generate_all(prompts, 8, parse=EXACT, **LIMIT)
+            assert ids_of(answers) == ids_of(plain.generate_all(prompts, 8, **LIMIT))
+            assert sum(map(num_passes, answers)) < 8 * (LIMIT["max_new_tokens"] - 1)
+            client.assert_nothing_lost()
