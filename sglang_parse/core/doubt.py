@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVELS, LOWEST = 13, -2
-"""Number of levels, and the octave below which they are one."""
+"""Number of levels, and the octave of the first one, which includes all below."""
 
 
 def own_chance(level: int) -> float:

@@ -191,7 +191,7 @@ class RequestState:
         if self.phase is not Phase.DRAFTING or self.fault:
             return
         is_block, count = candidates is not None, self.num_drafted
-        for token, level in zip(token_ids, levels, strict=False):
+        for token, level in zip(token_ids, levels, strict=True):
             self.draft.add(token, level, self.plan and self.plan.doubt)
             self.draft.finished = token in self.policy.stop_ids
             if self.draft.finished or self.num_drafted >= budget:
