@@ -192,7 +192,7 @@ class RequestState:
             return
         is_block, count = candidates is not None, self.num_drafted
         for token, level in zip(token_ids, levels, strict=True):
-            self.draft.add(token, level, self.plan and self.plan.doubt)
+            self.draft.add(token, level, self.plan.doubt if self.plan else None)
             self.draft.finished = token in self.policy.stop_ids
             if self.draft.finished or self.num_drafted >= budget:
                 self.phase = Phase.VERIFYING

@@ -47,9 +47,9 @@ class TokenChunk(DraftChunk):
         unsent, looks = list[torch.Tensor](), self._looks(reqs)
         for step in range(num_steps):
             if step:
-                logits = model.decode(inputs, step, self._last.clamp(min=0))
+                logits = model.decode(inputs, step, last.clamp(min=0))
             unsent.append(_choose(sampled, logits, inputs.positions[step], adjustment))
-            self._last = unsent[-1][:, 0]
+            last = self._last = unsent[-1][:, 0]
             self.num_forwards += 1
             if looks or step + 1 in (num_steps - STEPS_AHEAD, num_steps):
                 self._send(indices, unsent)
