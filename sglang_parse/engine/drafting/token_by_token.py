@@ -45,17 +45,18 @@ class TokenChunk(DraftChunk):
         adjusted = adjusted_rows(reqs)
         adjustment = Adjustment(adjusted, logits.device) if adjusted else None
         unsent, looks = list[torch.Tensor](), self._looks(reqs)
-        for step in range(num_steps):
-            if step:
-                logits = model.decode(inputs, step, last.clamp(min=0))
-            unsent.append(_choose(sampled, logits, inputs.positions[step], adjustment))
-            last = self._last = unsent[-1][:, 0]
+        chosen = _choose(sampled, logits, inputs.positions[0], adjustment)
+        for step in range(1, num_steps + 1):
+            unsent.append(chosen)
             self.num_forwards += 1
-            if looks or step + 1 in (num_steps - STEPS_AHEAD, num_steps):
+            if looks or step in (num_steps - STEPS_AHEAD, num_steps):
                 self._send(indices, unsent)
                 unsent.clear()
-            if looks and step + 1 < num_steps and not self._goes_on(reqs, before):
+            if step == num_steps or (looks and not self._goes_on(reqs, before)):
                 break
+            logits = model.decode(inputs, step, chosen[:, 0].clamp(min=0))
+            chosen = _choose(sampled, logits, inputs.positions[step], adjustment)
+        self._last = chosen[:, 0]
 
     def last_tokens(self, reqs: Sequence[Req]) -> torch.Tensor:
         """int64 [len(reqs)] their last tokens, on the device; 0 in place of ``NO_TOKEN``."""
