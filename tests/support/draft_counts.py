@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests:examples/demo_pair python tests/support/draft_counts.py [PROBLEMS]
 
-The demo pair answers held-out problems one after another, in token mode and with the likelihood. To compare
-two builds, run it in both trees: counts tell as much on a busy machine as on an idle one, but for
-what a draft token takes beside a decode step.
+The demo pair answers held-out problems one after another, in token mode and with the likelihood. To
+compare two builds, run it in both trees: counts tell as much on a busy machine as on an idle one,
+but for what a draft token takes beside a decode step.
 """
 
 from __future__ import annotations
