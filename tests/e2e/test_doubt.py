@@ -15,7 +15,8 @@ from support.servers import Start, parse_flags, served
 pytestmark = pytest.mark.nightly("tests/compat/test_token_chunk.py::test_a_draft_in_doubt_ends")
 
 LIMIT = {"max_new_tokens": 96}
-TRACED = {"trace": True}
+TRACED = {"trace": True, "drafting": "always"}
+"""Drafts end in doubt whether they pay on this machine or not."""
 
 
 @pytest.fixture(scope="module")
