@@ -18,7 +18,7 @@ PROGRAMS = "compare load demo_programs doctor_and_explain documents calibrate tr
 AFFECTED = {
     # pattern of a path: names of files in tests/e2e; every pattern that matches counts
     "sglang_parse/core/*": "exact overlap lengths resume demo_pair requests predictions grammars",
-    "sglang_parse/core/policy/*": "drafting_pays load",
+    "sglang_parse/core/policy/*": "drafting_pays doubt load",
     "sglang_parse/core/[aclp]*.py": "prompt",
     "sglang_parse/core/config.py": "documents serve",
     "sglang_parse/core/judge.py": "heads head_and_question calibrate",
@@ -28,7 +28,7 @@ AFFECTED = {
     "sglang_parse/engine/logits/grammar.py": "grammars hostile_grammars forced_text predictions",
     "sglang_parse/engine/sources/*": "predictions prompt endpoint grammars soak documents",
     "sglang_parse/engine/sources/eagle.py": "eagle3_drafts mtp",
-    "sglang_parse/engine/drafting/*": "blocks draft_head drafting_pays sessions",
+    "sglang_parse/engine/drafting/*": "blocks doubt draft_head drafting_pays sessions",
     "sglang_parse/engine/logits/*": "adjusted grammars",
     "sglang_parse/engine/a*.py": "fallbacks malformed extreme_numbers",
     "sglang_parse/engine/logits/sampling.py": "sampling adjusted",

@@ -14,6 +14,7 @@
     block_accept   acceptance of such tokens on the device
     rival          whether the exact token check would be faster than the judge
     selection      accepted prefix from the verdicts
+    doubt          drafts that end where the draft model is unsure
     round          a verified draft, and what was output for it
     simulation     simulated acceptance for benchmarks
     phases         records of a request's state machine: phases, actions, plans

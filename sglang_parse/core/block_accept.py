@@ -100,6 +100,7 @@ def accept_blocks(
     masks: Masks,
     state: ChainState,
     choices: torch.Tensor,
+    levels: torch.Tensor,
     mask_id: int,
     proposed: torch.Tensor | None = None,
 ) -> tuple[ChainState, torch.Tensor]:
@@ -114,10 +115,11 @@ def accept_blocks(
         masks: real rows that masks follow, ``LAST`` or ``EVERY``; or ``HEAD``.
         choices: int64 [n, rows] each row's choice or ``NO_TOKEN``: K real rows, then K - 1 masks
             (``LAST``) or K times K - 1 (``EVERY``).
+        levels: int64 [n, K] how sure real rows are of their choices (``core.doubt``).
         proposed: int64 [n, K - 1] what a head proposed (``propose``).
 
     Returns:
-        The state after the blocks, and int64 [n, 2 * K + 1] records for ``accepted_block``. A
+        The state after the blocks, and int64 [n, 3 * K + 1] records for ``accepted_block``. A
         request with a ``NO_TOKEN`` keeps its state.
     """
     num_masks = state.candidates.shape[1]
@@ -141,9 +143,10 @@ def accept_blocks(
         torch.where(is_sound, 0, state.num_known),
     )
     at = state.num_known[:, None] + torch.arange(size, device=choices.device)
-    new = choices.gather(1, at.clamp_(max=choices.shape[1] - 1))
+    new = choices.gather(1, at.clamp(max=choices.shape[1] - 1))
+    levels = levels.gather(1, at.clamp(max=num_masks))
     num_new = is_sound * (matched + 1 - state.num_known)
-    return after, torch.cat((num_new[:, None], num_proposed[:, None], new, proposed), 1)
+    return after, torch.cat((num_new[:, None], num_proposed[:, None], new, levels, proposed), 1)
 
 
 def propose(
@@ -178,12 +181,14 @@ def _simulated_matches(state: ChainState, num_tokens: float) -> torch.Tensor:
     return torch.minimum(state.num_known + whole - 1 + drawn, state.num_candidates)
 
 
-def accepted_block(record: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+def accepted_block(record: Sequence[int]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """Splits one of ``accept_blocks``' records, on the host.
 
     Returns:
-        The newly accepted tokens, none if the block could not be computed, and the next candidates.
+        The newly accepted tokens, none if the block could not be computed, their levels, and the
+        next candidates.
     """
-    num_new, num_proposed, *tokens = record
-    size = len(tokens) // 2 + 1
-    return tokens[:num_new], tokens[size : size + num_proposed]
+    num_new, num_proposed, *rest = record
+    size = (len(rest) + 1) // 3
+    tokens, levels, candidates = rest[:size], rest[size : 2 * size], rest[2 * size :]
+    return tokens[:num_new], levels[:num_new], candidates[:num_proposed]

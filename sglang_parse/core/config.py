@@ -324,6 +324,12 @@ class ParseConfig(BaseModel):
         return self.is_semantic and self.resolved_judge != QUESTION
 
     @property
+    def verifies_tokens(self) -> bool:
+        """Whether every draft token is accepted or refused by itself."""
+        is_every = self.segment_rule == SegmentRule("tokens", 1)
+        return not self.is_semantic or (self.scores_tokens and is_every)
+
+    @property
     def uses_likelihood(self) -> bool:
         return self.is_semantic and self.resolved_judge == LIKELIHOOD
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NotRequired, TypedDict
 
+from sglang_parse.core.doubt import Doubt
+
 DraftKey = tuple[float, str]
 """(threshold, LoRA adapter; "" for none). Drafts of one key have statistics of their own."""
 
@@ -101,12 +103,19 @@ class DraftPlan:
         max_prefixes: maximum number of prefixes to verify.
         draft_chunk: maximum number of draft tokens per iteration.
         speedup: measured last, relative to decode steps; None before, and for a fixed plan.
+        doubt: where the draft ends earlier; None for nowhere.
     """
 
     draft_tokens: int
     max_prefixes: int
     draft_chunk: int
     speedup: float | None = None
+    doubt: Doubt | None = None
+
+    def record(self) -> dict[str, float | None]:
+        """What traces and responses tell of it."""
+        told = {name: getattr(self, name) for name in self.__slots__ if name != "doubt"}
+        return {**told, "least_chance": self.doubt and round(self.doubt.least, 4)}
 
 
 MODEL, PREDICTION, ANSWERS, ENDPOINT = "model", "prediction", "answers", "endpoint"
@@ -134,6 +143,8 @@ class Draft:
             the target's choices token by token.
         finished: the last one is a stop token: the draft model ended the answer.
         is_truncated: KV slots ran short; it is counted as such.
+        levels: the draft model's sureness of its tokens (``core.doubt``); none of texts.
+        chance: that all of it is accepted, by its plan; ``in_doubt``: it ended for that.
         candidates: unverified proposals of mask tokens, or of a head, for what follows (``block``).
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
@@ -144,6 +155,9 @@ class Draft:
     judge: str | None = None
     finished: bool = False
     is_truncated: bool = False
+    levels: list[int] = field(default_factory=list)
+    chance: float = 1.0
+    in_doubt: bool = False
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
@@ -156,6 +170,12 @@ class Draft:
     @property
     def verified_ids(self) -> list[int]:
         return self.token_ids[: self.num_verified]
+
+    def add(self, token_id: int, level: int, doubt: Doubt | None) -> None:
+        """Adds a token of the draft model."""
+        self.token_ids.append(token_id)
+        self.levels.append(level)
+        self.chance *= doubt.chances[level] if doubt else 1.0
 
     def accepted(self, accepted_len: int) -> Draft:
         """Its accepted part."""
@@ -204,6 +224,7 @@ class Stats:
         rejected_matched_prefixes: those of them whose verdict is below the threshold.
         kv_truncated_drafts: drafts ended early or dropped because KV slots ran short.
         kv_slots_granted: KV slots behind the sequence, of all iterations: for drafts and passes.
+        doubted_drafts: drafts that ended because the draft model was unsure.
         skipped_drafts: tokens at which a draft was due and did not start: drafting is suspended, or
             about to be timed, or the settings draft nothing.
         prefill_ms, draft_ms, verify_ms, decode_ms: the request's part of each stage's wall time;
@@ -219,6 +240,7 @@ class Stats:
     rejected_matched_prefixes: int = 0
     kv_truncated_drafts: int = 0
     kv_slots_granted: int = 0
+    doubted_drafts: int = 0
     skipped_drafts: int = 0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
@@ -238,6 +260,7 @@ class TraceRecord(TypedDict):
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
         finished: the draft model ended the answer; the last question is about the complete answer.
+        in_doubt: the draft ended because the draft model was unsure.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
         judge: "question", "likelihood" or "head", the latter two with "+question" if one is asked
             about complete answers; null in token mode.
@@ -258,8 +281,9 @@ class TraceRecord(TypedDict):
         bonus_token_ids: output after the accepted prefix: matched draft tokens, then the target's
             next token; empty if the answer ends before.
         target_token_ids: [verified tokens + 1] the target's choice after each draft token.
-        plan: ``draft_tokens``, ``max_prefixes``, ``draft_chunk`` of the round, and the
-            last measured ``speedup``, null before the first.
+        plan: ``draft_tokens``, ``max_prefixes``, ``draft_chunk`` of the round, the last measured
+            ``speedup``, null before the first, and ``least_chance``, below which a draft ends in
+            doubt, null where none does.
         hidden_states: if requested: the target's, of the anchor and the verified draft tokens:
             ``layers``, ``dtype``, ``shape`` and ``data``, little-endian bytes in base64.
         draft_logprobs, draft_entropies: with the likelihood, a verdict head or hidden states: per
@@ -272,6 +296,7 @@ class TraceRecord(TypedDict):
     anchor_token_id: int
     draft_token_ids: list[int]
     finished: bool
+    in_doubt: bool
     prefix_ends: list[int]
     judge: str | None
     question_token_ids: list[list[int]]

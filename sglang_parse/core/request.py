@@ -8,7 +8,8 @@ Transitions in one iteration:
 
     take               plan: the action of this iteration
     launch_draft       draft tokens are in flight           launch_decode   a decode token is
-    add_draft          draft tokens arrive                  ask             the draft is complete
+    add_draft          draft tokens arrive                  doubt_draft     it ends in doubt
+    ask                the draft is complete
     count_round        its verify pass has been decided     count_decode    a decode token arrived
     write              its tokens are output, after either
     start_draft        drafting begins behind them          start_decode    the target decodes
@@ -173,6 +174,7 @@ class RequestState:
         budget: int,
         *,
         num_launched: int,
+        levels: Sequence[int],
         candidates: Sequence[int] | None = None,
     ) -> None:
         """Adds draft tokens that have arrived; drops those after the draft's end.
@@ -181,6 +183,7 @@ class RequestState:
             token_ids: the tokens before the first one that could not be computed.
             budget: draft tokens the round may hold.
             num_launched: how many of ``launch_draft``'s tokens they stand for.
+            levels: how sure the draft model is of each token (``core.doubt``).
             candidates: tokens that may follow, if one forward drafted all of ``token_ids``; None if
                 a forward drafted each.
         """
@@ -188,8 +191,8 @@ class RequestState:
         if self.phase is not Phase.DRAFTING or self.fault:
             return
         is_block, count = candidates is not None, self.num_drafted
-        for token in token_ids:
-            self.draft.token_ids.append(token)
+        for token, level in zip(token_ids, levels, strict=True):
+            self.draft.add(token, level, self.plan.doubt if self.plan else None)
             self.draft.finished = token in self.policy.stop_ids
             if self.draft.finished or self.num_drafted >= budget:
                 self.phase = Phase.VERIFYING
@@ -203,6 +206,12 @@ class RequestState:
         self.draft.candidates = tuple(candidates or ()) if is_drafting else ()
         if is_drafting and len(token_ids) < (1 if is_block else num_launched):
             self.fail(NAN_IN_DRAFT)
+
+    def doubt_draft(self) -> None:
+        """The draft ends in doubt."""
+        self.phase = Phase.VERIFYING
+        self.draft.in_doubt, self.draft.candidates = True, ()
+        self.notes.telemetry.stats.doubted_drafts += 1
 
     def give_draft(
         self,

@@ -34,6 +34,7 @@ def trace_record(
         "anchor_token_id": state.output_ids[-1],
         "draft_token_ids": list(draft.token_ids),
         "finished": draft.finished,
+        "in_doubt": draft.in_doubt,
         "prefix_ends": list(draft.prefix_ends),
         "question_token_ids": [list(ids) for ids in draft.question_ids],
         "judge": asked.name if asked else None,
@@ -49,7 +50,7 @@ def trace_record(
         "next_token_id": one.bonus[0] if one.bonus else None,
         "bonus_token_ids": list(one.bonus),
         "target_token_ids": list(one.target_tokens[: num_verified + 1]),
-        "plan": asdict(state.plan) if state.plan else {},
+        "plan": state.plan.record() if state.plan else {},
     }
     if scores := one.scores[:num_verified]:
         record["draft_logprobs"] = [row[2] for row in scores]

@@ -121,6 +121,8 @@ def summary(answer: ExplainedAnswer) -> str:
         f"  {len(answer.rounds)} rounds, {parse['accepted_tokens']} of {parse['drafted_tokens']} "
         f"draft tokens accepted; ms: {times}"
     )
+    if doubted := parse.get("doubted_drafts", 0):
+        said += f"; {doubted} drafts ended in doubt"
     matched = parse.get("matched_prefixes", 0)
     if refused := parse.get("rejected_matched_prefixes", 0):
         said += f"\n  the target itself would have written {matched} prefixes"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sglang_parse.core.block import Masks
@@ -137,6 +137,10 @@ METRICS = (
         "tokens were expected to come from the target's decode steps, or for their images.",
     ),
     Metric("kv_truncated_drafts_total", "Drafts truncated or dropped for lack of KV slots."),
+    Metric(
+        "doubted_drafts_total",
+        "Drafts that ended early because the draft model was unsure of them.",
+    ),
     Metric("kv_slots_granted_total", "KV slots that iterations were granted to draft and verify."),
     Metric(
         "skipped_drafts_total",
@@ -245,7 +249,8 @@ META_INFO = {
     "tokens_per_draft_forward": "the draft model's `drafted_tokens` / `draft_forwards`; 0 without "
     "a draft",
     "plan": "the plan of its last round: maximum `draft_tokens`, `max_prefixes` and `draft_chunk`, "
-    "and the last measured `speedup`, null before the first; absent without a draft",
+    "the last measured `speedup`, null before the first, and `least_chance`, below which a draft "
+    "ends in doubt, null where none does; absent without a draft",
     "sources": "by source of drafts (`model`, `prediction`, `answers`, `endpoint`, `prompt`, "
     "`eagle3`, `mtp`, `grammar`, `draft_token_ids`): "
     "`rounds`, `drafted_tokens`, `accepted_tokens`, `matched_tokens`, `verify_ms` and `wait_ms` of "
@@ -305,7 +310,7 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     if state.policy.strict:
         info["strict_refusals"] = state.notes.telemetry.strict_refusals
     if state.plan is not None:
-        info["plan"] = asdict(state.plan)
+        info["plan"] = state.plan.record()
     if state.policy.certified is not None:
         info["certified"] = state.policy.certified
     if state.policy.keep_trace:

@@ -434,7 +434,7 @@ def test_the_next_draft_begins_with_the_end_that_nobody_judged():
     assert (state.committed, state.draft_kv_len) == (26, 28)
     assert state.draft_kv_len == state.committed + state.num_drafted
     state.launch_draft(1)
-    state.add_draft([19], 8, num_launched=1)
+    state.add_draft([19], 8, num_launched=1, levels=[0])
     assert state.draft_kv_len == state.committed + state.num_drafted
     assert state.notes.telemetry.stats.drafted_tokens == 1  # what was drafted before counts once
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import sglang_parse
-from sglang_parse.core.phases import Action, Phase
+from sglang_parse.core.doubt import LEVELS, Doubt
+from sglang_parse.core.phases import Action, DraftPlan, Phase
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support.fake_engine import (
     PROMPT,
@@ -116,3 +117,24 @@ def step_behind_step() -> None:
 def test_where_the_host_waits(iterations: Callable[[], None], expected: list[str], waits: list):
     iterations()
     assert waits == expected
+
+
+@pytest.mark.parametrize("in_chunks", [drafting_batch, in_blocks], ids=["tokens", "blocks"])
+@pytest.mark.parametrize("is_sure", [True, False])
+def test_where_drafts_may_end_in_doubt_a_forward_runs_while_the_host_looks(
+    in_chunks: Callable[..., tuple[Any, Any]], is_sure: bool, waits: list
+):
+    req = drafting(0)
+    batch, engine = in_chunks(req)
+    doubt = Doubt([float(is_sure)] * LEVELS, least=0.5)
+    req.parse_state.plan = DraftPlan(512, 1, 512, doubt=doubt)
+    step, _ = launched(batch, engine)
+    assert step.chunk is not None
+    # The last two forwards of a chunk are in flight when the host goes on; the first one brings a
+    # token in doubt, while the second one runs.
+    num_forwards = step.chunk.num_forwards if is_sure else 2
+    assert (step.chunk.num_forwards, len(waits)) == (num_forwards, num_forwards - 1 - is_sure)
+    assert num_forwards > 2 or not is_sure
+    step._finish_draft()
+    assert waits == [TOKENS] * num_forwards
+    assert req.parse_state.draft.in_doubt is not is_sure

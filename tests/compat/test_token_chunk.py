@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from sglang_parse.core.block import block_kinds
+from sglang_parse.core.doubt import LEVELS, Doubt
 from sglang_parse.core.phases import DraftPlan, Phase, RequestPolicy
 from sglang_parse.core.request import RequestState
 
@@ -81,6 +83,8 @@ def draft(
     num_tokens: int,
     monkeypatch: pytest.MonkeyPatch,
     nan_at: int | None = None,
+    runs_ahead: bool = False,
+    waits: bool = True,
 ) -> tuple[Any, Runner]:
     from sglang_parse.engine.drafting import token_by_token
     from sglang_parse.engine.drafting.draft_model import DraftModel
@@ -91,13 +95,15 @@ def draft(
     model, runner = DraftModel.__new__(DraftModel), Runner(nan_at)
     table = torch.arange(len(reqs) * WIDTH, dtype=torch.int32).view(-1, WIDTH)
     model.draft_runner, model.device, model.req_to_token = runner, "cpu", table
-    model.runs_ahead, model.graph_reqs = False, 0
+    model.runs_ahead, model.graph_reqs = runs_ahead, 0
     model.kv = DraftKvMarks(table, table.numel())
     batch = SimpleNamespace(reqs=reqs, device="cpu")
     (layout,) = block_kinds(1, allow_one_token=False)
-    chunk = TokenChunk(model, layout, batch, range(len(reqs)), draft_tokens=64, runs_ahead=False)
+    among = range(len(reqs))
+    chunk = TokenChunk(model, layout, batch, among, draft_tokens=64, runs_ahead=runs_ahead)
     chunk.launch(num_tokens)
-    chunk.wait()
+    if waits:
+        chunk.wait()
     return chunk, runner
 
 
@@ -146,3 +152,71 @@ def test_a_nan_ends_its_request_and_the_others_go_on(monkeypatch: pytest.MonkeyP
     for pool, req in enumerate(reqs[:2]):
         assert req.parse_state.draft.token_ids == expected_draft(pool, 7, 6)
     assert [len(rows) for rows in runner.batches[:4]] == [3, 3, 3, 2]
+
+
+def doubtful(pool: int, least: float) -> SimpleNamespace:
+    """Its draft model is unsure of every token: all of n are accepted in one of 2 to the n."""
+    req = request(pool, 7, 64)
+    doubt = Doubt([0.5] * LEVELS, least)
+    req.parse_state.plan = replace(req.parse_state.plan, doubt=doubt)
+    return req
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_draft_in_doubt_ends(runs_ahead: bool, monkeypatch: pytest.MonkeyPatch):
+    """Where the host runs ahead, one forward is in flight while it looks at the one before it."""
+    reqs = [doubtful(0, 0.2)]
+    chunk, runner = draft(reqs, 8, monkeypatch, runs_ahead=runs_ahead)
+    state, num_drafted = reqs[0].parse_state, 3 + runs_ahead
+    assert state.draft.token_ids == expected_draft(0, 7, num_drafted)
+    assert state.draft.levels == [0] * num_drafted
+    assert (state.phase, state.draft.in_doubt) == (Phase.VERIFYING, True)
+    assert (len(runner.batches), chunk.num_forwards, chunk.finished) == (*[num_drafted] * 2, [0])
+    assert state.num_draft_inflight == 0
+    assert state.notes.telemetry.stats.doubted_drafts == 1
+    assert not chunk.can_follow(reqs)
+
+
+def test_drafts_that_share_forwards_doubt_together(monkeypatch: pytest.MonkeyPatch):
+    """Nobody ends early beside one that must not; that one's length is its plan's."""
+    reqs = [doubtful(0, 0.2), doubtful(1, 0.05)]
+    draft(reqs, 8, monkeypatch)
+    assert [req.parse_state.num_drafted for req in reqs] == [4, 4]  # 1/16 is below 1/8
+    reqs = [doubtful(0, 0.2), request(1, 7, 6)]
+    draft(reqs, 8, monkeypatch)
+    assert [req.parse_state.num_drafted for req in reqs] == [6, 6]
+    assert [req.parse_state.draft.in_doubt for req in reqs] == [True, False]
+
+
+def test_a_chunk_that_follows_takes_the_tokens_before_it_first(monkeypatch: pytest.MonkeyPatch):
+    from sglang_parse.engine.drafting.token_by_token import TokenChunk
+
+    reqs = [doubtful(0, 1 / 1000)]
+    first, runner = draft(reqs, 3, monkeypatch, runs_ahead=True, waits=False)
+    assert first.can_follow(reqs)
+    assert reqs[0].parse_state.num_drafted == 2
+    second = TokenChunk(
+        *(first.model, first.kind, first.batch, first.indices), draft_tokens=64, runs_ahead=True
+    )
+    second.launch(20, first)
+    first.wait()
+    second.wait()
+    # 2 to the -10 is the first chance below; one more forward was in flight.
+    assert reqs[0].parse_state.draft.token_ids == expected_draft(0, 7, 11)
+    assert len(runner.batches) == 11
+    assert reqs[0].parse_state.draft.in_doubt
+
+
+def test_levels_are_octaves_of_odds():
+    """Of the token that was chosen, likely or not."""
+    from sglang_parse.engine.logits.levels import levels_of
+
+    chances = [0.001, 0.3, 0.4, 0.6, 0.7, 0.995, 0.9995, 1.0]
+    logits = torch.tensor([[p, 1 - p] for p in chances]).log()
+    chosen = torch.zeros(len(chances), dtype=torch.int64)
+    assert levels_of(logits, chosen).tolist() == [0, 0, 1, 2, 3, 9, 12, 12]
+    for dtype in (torch.float16, torch.bfloat16):
+        found = levels_of((5 * logits.clamp(min=-9)).to(dtype), 1 - chosen)
+        assert (found.min(), found.max()) == (0, LEVELS - 1)
+    none = levels_of(torch.tensor([[0.0, 9.0], [0.0, 0.0]]), torch.tensor([-1, 0]))
+    assert none[1] == 2

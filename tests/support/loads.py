@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, cycle, islice, pairwise
 from pathlib import Path
 from statistics import fmean
@@ -44,6 +44,7 @@ class Load:
     phases: Sequence[tuple[int, Sequence[Script]]]
     question_rows: int = QUESTION_ROWS
     max_itl_ratio: float = 0.0
+    forwards_ahead: int = 0
     cold_ms: Mapping[Stage, float] | None = None
 
     def run(self, policy: Policy) -> float:
@@ -54,15 +55,20 @@ class Load:
                 *(scripts, requests, self.costs, policy, self.question_rows),
                 every_token=not self.question_rows,
                 cold_ms=self.cold_ms,
+                forwards_ahead=self.forwards_ahead,
             )
             replay.run()
             tokens, ms = tokens + replay.num_tokens, ms + replay.ms
         return 1e3 * tokens / ms
 
-    def controlled(self) -> float:
+    def controlled(self, *, allows_doubt: bool = True) -> float:
+        """Under the controller; drafts that are verified at every token may end in doubt."""
         fixed = frozenset() if self.question_rows else frozenset({"max_prefixes"})
         limits = Limits(
-            fixed=fixed, question_rows=self.question_rows, max_itl_ratio=self.max_itl_ratio
+            fixed=fixed,
+            question_rows=self.question_rows,
+            allows_doubt=allows_doubt and not self.question_rows,
+            max_itl_ratio=self.max_itl_ratio,
         )
         return self.run(Controlled(Controller(limits)))
 
@@ -150,10 +156,14 @@ def real_scripts(text: str, errors: str, count: int) -> list[Script]:
     found = []
     for draft in json.loads(REAL_DRAFTS.read_text())[text]:
         ends = [place + 1 for place in draft[errors]]
-        runs = [end - start for start, end in pairwise([0, *ends])]
-        script = [Segment(length, True, length - 1) for length in runs]
-        rest = draft["tokens"] - (ends[-1] if ends else 0)
-        found.append([*script, Segment(rest, False, rest)] if rest else script)
+        levels = [int(digit, 16) for digit in draft["levels"]]
+        script = [
+            Segment(end - start, True, end - start - 1, tuple(levels[start:end]))
+            for start, end in pairwise([0, *ends])
+        ]
+        start, end = (ends[-1] if ends else 0), draft["tokens"]
+        rest = Segment(end - start, False, end - start, tuple(levels[start:]))
+        found.append([*script, rest] if end > start else script)
     return list(islice(cycle(found), count))
 
 
@@ -168,6 +178,42 @@ def real_loads() -> Iterator[Load]:
         scripts = real_scripts(text, errors, max(16, 3 * requests))
         name = f"{requests}, real {text}, {errors}"
         yield Load(name, h100_costs(), [(requests, scripts)], question_rows=0)
+
+
+def mixed_scripts(errors: str, count: int) -> list[Script]:
+    """Prose and code in turn."""
+    pairs = zip(*(real_scripts(text, errors, count) for text in ("prose", "code")), strict=True)
+    return [script for pair in pairs for script in pair][:count]
+
+
+def doubtful_loads() -> Iterator[Load]:
+    """Real drafts by what a draft token costs, in decode steps: one token a forward on this
+    repository's CPU and on a GPU, and in blocks."""
+    for cost, ahead in ((0.42, 0), (0.14, 1), (0.035, 1)):
+        for text in ("prose", "code", "mixed"):
+            for errors, requests in (("differs", 1), ("refused", 1), ("differs", 4)):
+                if text != "mixed" and (errors, requests) != ("differs", 1):
+                    continue
+                make = mixed_scripts if text == "mixed" else partial(real_scripts, text)
+                found = make(errors, 32)
+                yield Load(
+                    f"{requests}, {text}, {errors}, {cost}",
+                    step_costs(cost),
+                    [(requests, found)],
+                    question_rows=0,
+                    forwards_ahead=ahead,
+                )
+
+
+def step_costs(draft_token: float) -> Costs:
+    """Decode steps of 10 ms; a pass takes 1.1 of them and 0.004 a row."""
+    return Costs(
+        draft_step=lambda count: 10 * draft_token * (1 + 0.02 * count),
+        verify=lambda rows: 11 + 0.04 * rows,
+        decode=lambda count: 10 + 0.1 * count,
+        prefill=lambda count: 8.0 + 6.7 * count,
+        overhead=lambda count: 0.05 + 0.02 * count,
+    )
 
 
 def scripts_of(pair: str, threshold: float, count: int) -> list[Script]:

@@ -55,11 +55,13 @@ class Segment:
         length: its tokens.
         is_bad: the draft's version of it is rejected.
         num_matched: leading tokens of that version that match the target's choices.
+        levels: the draft model's sureness of its tokens (``core.doubt``); () if not known.
     """
 
     length: int
     is_bad: bool
     num_matched: int
+    levels: tuple[int, ...] = ()
 
 
 Script = Sequence[Segment]
@@ -125,7 +127,7 @@ class Controlled:
     def plan(self, num_running: int, num_failed: int) -> DraftPlan | None:
         self.controller.num_running = num_running
         plan = self.controller.plan(self.key, num_failed)
-        self.plans[plan and replace(plan, speedup=None)] += 1
+        self.plans[plan and replace(plan, speedup=None, doubt=None)] += 1
         return plan
 
     def limit_iteration(
@@ -167,15 +169,21 @@ class Request:
     has_waited: bool = False
     every_token: bool = False
     num_output: int = 0
+    in_doubt: bool = False
+    chance: float = 1.0
 
     def __post_init__(self) -> None:
         self.segment_ends = list(accumulate(segment.length for segment in self.script))
         self.length = self.segment_ends[-1]
+        self.levels = [level for segment in self.script for level in segment.levels]
 
     @property
     def draft_limit(self) -> int:
         assert self.plan is not None
         return min(self.plan.draft_tokens, self.length - self.position)
+
+    def draft_levels(self, num_drafted: int) -> list[int]:
+        return self.levels[self.position : self.position + num_drafted]
 
     @property
     def is_drafting(self) -> bool:
@@ -252,6 +260,7 @@ class Replay:
         graph: Callable[[int], int] = lambda _: 0,
         warm: set[tuple[Stage, int]] | None = None,
         arrive_ms: float = 0.0,
+        forwards_ahead: int = 0,
     ) -> None:
         """
         Args:
@@ -261,10 +270,12 @@ class Replay:
             graph: rows -> those of the CUDA graph that runs a verify pass; 0 without one.
             warm: what has run before; extended.
             arrive_ms: time between two requests that arrive.
+            forwards_ahead: draft forwards in flight while the host looks at the one before them.
         """
         self.every_token, self._cold_ms = every_token, cold_ms or {}
         self._graph, self._warm = graph, set() if warm is None else warm
         self._arrive_ms, self._num_arrived = arrive_ms, 0
+        self._forwards_ahead = forwards_ahead
         self._stages: list[StageTime] = []
         self.waiting = list(scripts)[::-1]
         self.concurrency, self.costs, self.policy = concurrency, costs, policy
@@ -306,6 +317,7 @@ class Replay:
             return
         request.plan = self.policy.plan(len(self.running), request.num_failed)
         request.num_drafted, request.is_ready = 0, False
+        request.chance, request.in_doubt = 1.0, False
 
     def _iterate(self) -> None:
         self._stages = []
@@ -348,20 +360,41 @@ class Replay:
         self.policy.observe(self._stages, outputs)
 
     def _draft(self, drafting: Sequence[Request], num_tokens: int) -> None:
+        num_forwards, in_flight = 0, self._forwards_ahead + 1
+        going = list(drafting)
+        while going and num_forwards < num_tokens and in_flight:
+            num_forwards += 1
+            for request in going:
+                self._extend(request, request.num_drafted + 1)
+            going = [request for request in going if not request.is_ready]
+            in_flight -= _is_in_doubt(going)
+        num_forwards = min(num_tokens, num_forwards)
+        if _is_in_doubt(going):
+            for request in going:
+                request.in_doubt = True
+                self._end(request)
         count = len(drafting)
-        self._spend(Stage.DRAFT, count, num_tokens, num_tokens * self.costs.draft_step(count))
-        for request in drafting:
-            self._extend(request, request.num_drafted + num_tokens)
+        self._spend(
+            *(Stage.DRAFT, count, num_forwards, num_forwards * self.costs.draft_step(count))
+        )
 
     def _extend(self, request: Request, num_drafted: int) -> None:
         assert request.plan is not None
+        num_known, doubt = request.num_drafted, request.plan.doubt
         request.num_drafted = min(num_drafted, request.draft_limit)
+        if doubt is not None:
+            for level in request.draft_levels(request.num_drafted)[num_known:]:
+                request.chance *= doubt.chances[level]
         if request.num_drafted == request.draft_limit:
-            request.is_ready = True
-            request.ends = (request.num_drafted,)
-            if not self.every_token:
-                request.ends = request.ends_of(request.num_drafted)
-            request.prefix_ends = tuple(evenly_spaced(request.ends, request.plan.max_prefixes))
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        assert request.plan is not None
+        request.is_ready = True
+        request.ends = (request.num_drafted,)
+        if not self.every_token:
+            request.ends = request.ends_of(request.num_drafted)
+        request.prefix_ends = tuple(evenly_spaced(request.ends, request.plan.max_prefixes))
 
     def _verify(self, request: Request) -> None:
         start, num_drafted = request.position, request.num_drafted
@@ -380,6 +413,8 @@ class Replay:
             is_finished=start + num_drafted >= request.length,
             num_matched=num_matched,
         )
+        outcome.draft.levels = request.draft_levels(num_drafted)
+        outcome.draft.in_doubt = request.in_doubt
         self.policy.observe_round(outcome, request.num_failed)
         request.num_failed = request.num_failed + 1 if outcome.has_failed else 0
         self._emit(request, accepted_len + num_matched + (not is_finished))
@@ -411,3 +446,13 @@ class Replay:
         self.ms += ms
         graphs = (self._graph(size),) if stage is Stage.VERIFY else ()
         self._stages.append(StageTime(stage, size, num_tokens, ms, graphs=graphs))
+
+
+def _is_in_doubt(drafting: Sequence[Request]) -> bool:
+    """Whether one more token costs more than it brings, over all who draft."""
+    plans = [request.plan for request in drafting]
+    doubts = [plan.doubt for plan in plans if plan]
+    if not doubts or None in doubts:
+        return False
+    least = max(doubt.least for doubt in doubts if doubt)
+    return sum(request.chance for request in drafting) < least * len(drafting)

@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks, block_kinds
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block, propose
+from sglang_parse.core.doubt import LEVELS
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.simulation import BLOCK_ENV_VAR
 from support.reference import dense_mask
@@ -67,6 +68,17 @@ def state_of(
     return ChainState(*(torch.tensor(part, dtype=torch.int64) for part in numbers))
 
 
+def level_of(token: int) -> int:
+    return token % LEVELS
+
+
+def accept_rows(
+    kind: BlockKind, state: ChainState, choices: torch.Tensor, proposed: torch.Tensor | None = None
+) -> tuple[ChainState, torch.Tensor]:
+    levels = choices[:, : kind.size] % LEVELS
+    return accept_blocks(kind.masks, state, choices, levels, MASK_ID, proposed)
+
+
 def accept(
     kind: BlockKind,
     choices: Sequence[int],
@@ -75,8 +87,8 @@ def accept(
 ) -> tuple[list[int], list[int]]:
     """The newly accepted tokens of one block, and the next candidates."""
     state = state_of(kind, [4], candidates, num_known)
-    _, records = accept_blocks(kind.masks, state, torch.tensor([choices]), MASK_ID)
-    accepted, proposed = accepted_block(records[0].tolist())
+    _, records = accept_rows(kind, state, torch.tensor([choices]))
+    accepted, _, proposed = accepted_block(records[0].tolist())
     return list(accepted), list(proposed)
 
 
@@ -128,7 +140,7 @@ def test_blocks_add_as_many_tokens_as_simulated(
     for _ in range(400):
         choices = torch.randint(VOCAB, (1, num_rows))
         had_candidates = int(state.num_candidates) > 0
-        state, records = accept_blocks(masks, state, choices, MASK_ID)
+        state, records = accept_rows(kind, state, choices)
         tokens = accepted_block(records[0].tolist())[0]
         assert tokens == choices[0, : len(tokens)].tolist()
         if had_candidates:
@@ -159,9 +171,10 @@ def test_it_is_what_a_loop_over_candidates_accepts(case: tuple):
     size = kind.size
     parts = [state_of(kind, [7] * (i + 1), *one) for i, one in enumerate(lists)]
     before = ChainState(*(torch.cat(part) for part in zip(*parts, strict=True)))
-    after, records = accept_blocks(kind.masks, before, torch.tensor(choices), MASK_ID)
+    after, records = accept_rows(kind, before, torch.tensor(choices))
     for i, ((candidates, known), chosen) in enumerate(zip(lists, choices, strict=True)):
-        accepted, proposed = accepted_block(records[i].tolist())
+        accepted, levels, proposed = accepted_block(records[i].tolist())
+        assert levels == [level_of(token) for token in accepted]
         if NO_TOKEN in chosen:
             assert not accepted
             assert all(torch.equal(a[i], b[i]) for a, b in zip(after, before, strict=True))
@@ -206,8 +219,8 @@ def propose_after(
     kind, head = BlockKind(size, Masks.HEAD), CountingHead()
     state, chosen = state_of(kind, range(10), candidates, num_known), torch.tensor([choices])
     proposed = propose(head, state, chosen, torch.arange(9.0, 9 + size).view(1, size, 1))
-    _, records = accept_blocks(kind.masks, state, chosen, MASK_ID, proposed)
-    accepted, following = accepted_block(records[0].tolist())
+    _, records = accept_rows(kind, state, chosen, proposed)
+    accepted, _, following = accepted_block(records[0].tolist())
     return list(accepted), list(following), head
 
 
@@ -268,7 +281,7 @@ def write(kind: BlockKind, choose: Chooser, start: list[int], count: int) -> tup
     while len(text) < len(start) + count:
         candidates = state.candidates[0, : int(state.num_candidates)].tolist()
         choices = torch.tensor([choose(text, candidates)])
-        state, records = accept_blocks(kind.masks, state, choices, MASK_ID)
+        state, records = accept_rows(kind, state, choices)
         text += accepted_block(records[0].tolist())[0]
         forwards += 1
         assert (int(state.starts), int(state.last)) == (len(text) - 1, text[-1])

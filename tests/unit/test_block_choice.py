@@ -1,5 +1,6 @@
 """The draft kind with the lowest cost at the current load."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -70,7 +71,7 @@ def test_first_chunks_are_not_counted():
     """They compile."""
     kinds = BlockChoice((EVERY, LAST), DEFAULTS)
     assert kinds.observe(draft_time(EVERY, 1, 999.0)) is None
-    assert kinds.per_token(1) is None
+    assert kinds.per_token(1) == math.inf
     for _ in range(TRIALS):
         kinds.observe(draft_time(EVERY, 1, 1.0))
     assert kinds.per_token(1) == pytest.approx(1.0)
@@ -119,7 +120,7 @@ def test_what_forwards_cost_is_known_before_what_they_bring():
         for num_requests in (1, 4, 16, 64):
             for _ in range(TRIALS):
                 kinds.costs[kind].per_forward.add(num_requests, ms)
-    assert kinds.per_token(4) is None
+    assert kinds.per_token(4) == math.inf
     chosen = []
     for num_requests in (1, 16, 4, 64):
         chosen.append(kinds.choose(num_requests))

@@ -135,3 +135,13 @@ def test_other_wordings_are_marked_with_the_targets_choice():
     assert "in place of 2 accepted tokens the target would have chosen others" in shown
     text = answer_table(answer, "").columns[1]._cells[0]
     assert [(span.start, span.end) for span in text.spans if "underline" in span.style] == [(0, 2)]
+
+
+def test_drafts_that_ended_in_doubt_are_named():
+    one = {**record(0, ["a: 1\n"], [0.9], 1), "in_doubt": True}
+    answer = explain_answer(traced("?", "a: 1\n", one, doubted_drafts=1), decode)
+    assert "; 1 drafts ended in doubt" in summary(answer)
+    assert "ended in doubt" in page.render([answer], {"date": "today", "source": "a test"})
+    older = explain_answer(traced("?", "a: 1\n", record(0, ["a: 1\n"], [0.9], 1)), decode)
+    assert "in doubt" not in summary(older)
+    assert "in doubt" not in page.render([older], {"date": "today", "source": "a test"})

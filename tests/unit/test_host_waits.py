@@ -21,7 +21,6 @@ WAITS = {
     "engine/verify.py:TargetForward.wait": "a pass's result: the next plan depends on it",
     "engine/target.py:PrefillForward.wait": "first tokens, when SGLang processes the prefill",
     "engine/drafting/chunk.py:DraftChunk.wait": "draft tokens, all but the last while others run",
-    "engine/drafting/token_by_token.py:TokenChunk._ends_a_draft": "on a CPU only",
     "engine/drafting/kv_marks.py:DraftKvMarks._marked_lengths": "how much draft KV the radix cache "
     "gave a request, or left it when SGLang had processed its prefill",
     "engine/graph_check.py:_timed": "at the start: a graph is timed against a forward in pieces",

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 
 import pytest
 
-from support.loads import QUESTION_ROWS, Load, costs_of, loads, real_loads, recorded, scripts_of
+from support.loads import (
+    QUESTION_ROWS,
+    Load,
+    costs_of,
+    doubtful_loads,
+    loads,
+    real_loads,
+    recorded,
+    scripts_of,
+)
 from support.replay import Fixed, Replay
 
 pytestmark = pytest.mark.unit
@@ -54,6 +64,24 @@ def test_real_texts(load: Load):
     rate, best = load.controlled(), max(map(load.run, fixed))
     assert rate >= 0.85 * best
     assert rate >= 0.97 * load.run(Fixed(drafts=False))
+
+
+def test_drafts_that_end_in_doubt():
+    """Beside drafts whose length is right on average."""
+    gains = {
+        load.name: load.controlled() / load.controlled(allows_doubt=False)
+        for load in doubtful_loads()
+    }
+    assert min(gains.values()) >= 0.97, gains
+    assert fmean(gains.values()) >= 1.05
+    exact = [gain for name, gain in gains.items() if name.startswith("1, ") and "differs" in name]
+    assert fmean(exact) >= 1.08
+    assert min(exact) >= 1.03
+
+
+@pytest.mark.parametrize("load", REAL.values(), ids=REAL)
+def test_doubt_costs_no_load_more_than_it_may(load: Load):
+    assert load.controlled() >= 0.97 * load.controlled(allows_doubt=False)
 
 
 @pytest.mark.parametrize("name", ["4, middle", "16, high"])

@@ -164,6 +164,7 @@ WORDS = {
         "core/policy/",
         "core/copies.py",
         "core/arming.py",
+        "core/doubt.py",
         "engine/sources/",
         "engine/judge/",
     )

@@ -219,7 +219,7 @@ def test_what_a_source_learns_from_decoded_tokens_is_what_drafts_tell():
     text = RequestText(TextMatch.entered(TEXT, 4, 4), new_length(shared))
     text.follow([*TEXT[:4], TEXT[4]])
     others_had(other, MAX_MATCH, accepted(1, 1))
-    assert shared.hit(MAX_MATCH) == other.hit(MAX_MATCH) > DEFAULTS.text_hit
+    assert shared.hit(MAX_MATCH) == other.hit(MAX_MATCH) > 0.5
     text.is_verified = True
     text.follow([*TEXT[:5], 7])
     assert shared.hit(MAX_MATCH) == other.hit(MAX_MATCH)
@@ -263,7 +263,7 @@ def test_losses_are_bounded_whatever_others_gained():
             length.observe(3, accepted(count, 0), 0.1 * count)
             lost += 0.1 * count
     assert 0 < lost <= DEFAULTS.text_loss + DEFAULTS.text_loss_rate * 400
-    assert length.longest == DEFAULTS.text_tokens
+    assert length.longest == DEFAULTS.probe_tokens
 
 
 def test_own_misses_count_more_than_the_hits_of_others():

@@ -27,7 +27,7 @@ class PolicyConfig:
     row_cost: Ratio = 1 / 32  # decode steps of a verified row before costs are known [-]
     error_rate: Ratio = 1 / 32  # errors per token of a new key's drafts [-2 +4; -7 +1]
     memory: Count = 24  # drafts per request, and answers, that are averaged [-3 +6; -2 +2]
-    probe_tokens: Count = 16  # of a probe, and before costs are known [-3 +1; -13 +4]
+    probe_tokens: Count = 16  # of a probe, before costs are known, first of a text [-3 +1; -13 +4]
     window: Count = 4  # least drafts per judgement [0 +1; -1 +1]
     window_share: Ratio = 0.75  # of the requests; the last are late; halved, or 1: [-6 0; -8 0]
     max_failed: Count = 3  # failed drafts until a request rests; 1 and 4, of 2: [-15 +2; -4 +12]
@@ -38,12 +38,10 @@ class PolicyConfig:
     chunk_steps: Ratio = 2.5  # decode steps of a draft chunk beside decoding [-13 +5; -9 0]
     retry_every: Count = 64  # chunks, or requests, until what lost is tried again [-8 +4; -2 +4]
     max_keys: Count = 128  # clients may send any threshold: the least recently used goes [-]
-    text_tokens: Count = 16  # first draft of a text; 4x after each that fits [-]
     text_loss: Ratio = 0.75  # tokens that a text may lose at first: 1 % of 75 [-]
     text_loss_rate: Ratio = 0.01  # and per output token: a text that never fits costs 1 % [-]
     text_gain: Ratio = 8.0  # gained tokens that may be lost again: a fit that ends ends soon [-]
     text_min_gain: Ratio = 0.1  # expected gain in tokens from which a draft is worth it [-]
-    text_hit: Ratio = 0.5  # chance that a place found in a text continues the answer [-]
     eagle_saving: Ratio = 0.5  # of decode time: on the demo pair EAGLE3 is 1.9 to 2 times as fast
 
 

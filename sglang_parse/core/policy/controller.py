@@ -9,10 +9,11 @@ observations give the same decisions.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from sglang_parse.core.block import ONE_TOKEN, BlockKind
+from sglang_parse.core.doubt import Doubt
 from sglang_parse.core.phases import DraftKey, DraftPlan
 from sglang_parse.core.policy.constants import DEFAULTS, PolicyConfig
 from sglang_parse.core.policy.costs import BlockChoice, StageCost
@@ -48,15 +49,14 @@ class Controller:
     ) -> None:
         self.limits, self.mode, self.config = limits, mode, config
         self.blocks = BlockChoice(kinds, config)
-        self.num_running, self.no_draft_reason = 1, ""
+        self.num_running, self.no_draft_reason, self._tokens_per_step = 1, "", 1.0
         self.last_plan: DraftPlan | None = None
         self.speedup: float | None = None
         self._stats: OrderedDict[DraftKey, KeyStats] = OrderedDict()
         self._costs = {stage: StageCost(config) for stage in Stage}
-        self._lengths: dict[DraftKey, int] = {}  # chosen since the last iteration
-        self._num_drafting, self._num_decoding, self._num_asked = 1, 0, 0
+        self._chosen: dict[DraftKey, tuple[float, int, float]] = {}  # since the last iteration
+        self._num_drafting, self._num_decoding, self._num_asked, self._has_plain = 1, 0, 0, False
         self._now = self._debt_ms = self.head_ms = self._eagle_ms = 0.0  # the last per token
-        self._tokens_per_step, self._has_plain = 1.0, False
 
     @property
     def is_adaptive(self) -> bool:
@@ -84,18 +84,18 @@ class Controller:
             num_failed: consecutive drafts of this request that brought nothing.
             always: the request asks for drafts whether they pay or not.
         """
-        limits, length = self.limits, self._choose(key, num_failed)
-        if not length and not always:
+        limits, chosen = self.limits, self._choose(key, num_failed)
+        if not chosen and not always:
             return None
-        is_one = length and limits.question_rows and "max_prefixes" not in limits.fixed
-        is_chosen = length and self.is_adaptive
-        length = length or self.config.probe_tokens
-        length = limits.draft_tokens if "draft_tokens" in limits.fixed else length
+        is_one = chosen and limits.question_rows and "max_prefixes" not in limits.fixed
+        length = limits.draft_tokens if "draft_tokens" in limits.fixed else chosen
+        stats, least = self.stats(key), self._best_now(key)[2] if limits.allows_doubt else 0.0
         self.last_plan = DraftPlan(
-            draft_tokens=min(length, limits.draft_tokens),
+            draft_tokens=min(length or self.config.probe_tokens, limits.draft_tokens),
             max_prefixes=1 if is_one else limits.max_prefixes,
             draft_chunk=limits.draft_chunk,
-            speedup=self.stats(key).switch(self.num_running).speedup if is_chosen else None,
+            speedup=stats.switch(self.num_running).speedup if chosen and self.is_adaptive else None,
+            doubt=Doubt(stats.acceptance.chances.by_level(), least) if least else None,
         )
         return self.last_plan
 
@@ -122,9 +122,8 @@ class Controller:
         if switch.is_on:
             if self._num_asked % 2**failures:
                 return self._no_draft("the last drafts of this request brought nothing")
-            if key not in self._lengths:
-                self._lengths[key] = self._best(stats, max(1, self._num_drafting))[1]
-            return max(min(4, self._lengths[key]), self._lengths[key] >> failures)
+            length = self._best_now(key)[1]
+            return max(min(4, length), length >> failures)
         if self._now < switch.probe_at:
             return self._no_draft(f"drafting suspended: speedup {switch.speedup or 0:.2f}, below 1")
         stats.begin(0, probing=switch)
@@ -133,30 +132,36 @@ class Controller:
         switch.probe_at = self._now + wait_ms  # for another one, should its request be aborted
         return config.probe_tokens
 
-    def _best(self, stats: KeyStats, num_drafting: int) -> tuple[float, int]:
+    def _best_now(self, key: DraftKey) -> tuple[float, int, float]:
+        if key not in self._chosen:
+            self._chosen[key] = self._best(self.stats(key), self._num_drafting)
+        return self._chosen[key]
+
+    def _best(self, stats: KeyStats, num_drafting: int) -> tuple[float, int, float]:
         """Returns the expected speedup if so many requests draft, infinity before costs are known,
-        and the draft tokens with the most output per ms."""
-        limits, verify = self.limits, self._costs[Stage.VERIFY]
+        the draft tokens with the most output per ms, and ``Doubt.least``."""
         token_ms, step_ms = self.blocks.per_token(num_drafting), self.ms(Stage.DECODE)
-        if token_ms is None or verify.at(1) is None or not self.blocks.knows(num_drafting):
-            return math.inf, self.config.probe_tokens
+        if not self.ms(Stage.VERIFY, 1) or not self.blocks.knows(num_drafting):
+            return math.inf, self.config.probe_tokens, 0.0
 
         def ms(num_drafted: float) -> float:
             """Of a round: drafting, a step between two chunks if others decode, and a pass."""
             draft_ms = num_drafted * token_ms
             if self._num_decoding and step_ms:
                 draft_ms += draft_ms // (self.config.chunk_steps * step_ms) * step_ms
-            rows = num_drafting * (1 + num_drafted + limits.question_rows)
-            return draft_ms + 2 * self.ms(Stage.SCHEDULER) + (verify.at(rows) or 0.0)
+            rows = num_drafting * (1 + num_drafted + self.limits.question_rows)
+            return draft_ms + 2 * self.ms(Stage.SCHEDULER) + self.ms(Stage.VERIFY, rows)
 
-        wait_ms = 0.0
-        if self.blocks.current.size > 1:  # drafts that are ready wait for the slowest one
-            wait_ms = min(stats.round_ms - ms(stats.round_tokens), 2 * self.ms(Stage.VERIFY))
+        late_ms = min(stats.round_ms - ms(stats.round_tokens), 2 * self.ms(Stage.VERIFY))
+        wait_ms = max(0.0, late_ms) if self.blocks.current.size > 1 else 0.0  # for the slowest
         best = (0.0, 0)
-        for length in draft_lengths(limits.draft_tokens):
+        for length in draft_lengths(self.limits.draft_tokens):
             num_drafted, num_output = stats.acceptance.expect(length)
-            best = max(best, ((1 + num_output) / (ms(num_drafted) + max(0.0, wait_ms)), length))
-        return best[0] * step_ms / self._tokens_per_step, best[1]
+            best = max(best, ((1 + num_output) / (ms(num_drafted) + wait_ms), length))
+        speedup, length = best[0] * step_ms / self._tokens_per_step, best[1]
+        measured = stats.switch(self.num_running).speedup or speedup
+        num_steps = self.steps_in((ms(length) - ms(0)) / length)
+        return speedup, length, min(1.0, measured * self._tokens_per_step * num_steps)
 
     def ms(self, stage: Stage, size: float = 0) -> float:
         """Expected ms of a stage of this size, by default all running requests; 0 if unknown."""
@@ -197,32 +202,29 @@ class Controller:
                 draft model and does not rest.
         """
         learned = [(timed, self._learn(timed)) for timed in stages]
-        self._lengths.clear()
+        self._chosen.clear()
         busy_ms = sum(timed.ms for timed, _ in learned if timed.stage is not Stage.SCHEDULER)
         self._now += busy_ms
         step_ms = self._costs[Stage.DECODE].at(max(1, len(outputs))) or 0.0
-        self._owe(busy_ms, step_ms)
-        by_key: defaultdict[DraftKey, list[int]] = defaultdict(list)
-        for key, num_tokens in outputs:
-            if key is not None:
-                by_key[key].append(num_tokens)
+        # The fairness debt: what iterations beside plain requests exceed ``max_slowdown`` by.
+        bound_ms = self._has_plain * self.limits.max_slowdown * step_ms
+        self._debt_ms = max(0.0, self._debt_ms + busy_ms - bound_ms) if bound_ms else 0.0
         rest = [num_tokens for key, num_tokens in outputs if key is None]
         self._num_drafting = len(outputs) - len(rest) or max(1, len(outputs))
         all_ms = [ms for _, ms in learned if ms is not None]
         is_cold, ms = not step_ms or len(all_ms) < len(learned), sum(all_ms)
-        for key, tokens in by_key.items():
-            stats = self.stats(key)
+        for key in dict.fromkeys(key for key, _ in outputs if key is not None):
+            stats, tokens = self.stats(key), [count for other, count in outputs if other == key]
             if is_cold:
                 stats.begin(self.num_running)
                 continue
             num_steps = ms * self._tokens_per_step / (step_ms + self.ms(Stage.SCHEDULER))
             # Those of other keys have drafts of their own to be judged by.
             per_request = (sum(tokens) + sum(rest)) / (len(tokens) + len(rest))
-            window = stats.window
-            window.num_steps += num_steps
-            window.own += sum(tokens) / len(tokens)
-            window.all += per_request
-            window.request_ms += ms * len(tokens)
+            stats.window.num_steps += num_steps
+            stats.window.own += sum(tokens) / len(tokens)
+            stats.window.all += per_request
+            stats.window.request_ms += ms * len(tokens)
             stats.lost_ms += ms * (1 - per_request / max(1e-9, num_steps))
             # A probe shows what one draft brings; others' drafts cost more, or share its forwards.
             expected = self._best(stats, self.num_running)[0] if stats.probing else math.inf
@@ -253,12 +255,6 @@ class Controller:
         if num_eagle_tokens:
             weight = self.config.mean_weight if self._eagle_ms else 1.0
             self._eagle_ms += weight * (eagle_ms / num_eagle_tokens - self._eagle_ms)
-
-    def _owe(self, ms: float, step_ms: float) -> None:
-        """Adds to the fairness debt the time by which an iteration beside plain requests exceeds
-        ``max_slowdown`` decode steps."""
-        bound_ms = self._has_plain * self.limits.max_slowdown * step_ms
-        self._debt_ms = max(0.0, self._debt_ms + ms - bound_ms) if bound_ms else 0.0
 
     def limit_iteration(
         self,
@@ -291,7 +287,7 @@ class Controller:
         if not num_decoding:
             return chunk, 0 if may_join and num_drafting else num_ready
         step_ms, token_ms = self.ms(Stage.DECODE), self.blocks.per_token(max(1, num_drafting))
-        if not step_ms or token_ms is None:
+        if not step_ms or token_ms == math.inf:
             return chunk if is_fixed else min(chunk, self.config.probe_tokens), num_ready
         if self._has_plain and self._debt_ms:
             return 0, 0

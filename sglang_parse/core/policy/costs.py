@@ -162,7 +162,6 @@ class BlockChoice:
         """Whether ``BlockCost.knows`` is true of a kind."""
         return any(cost.knows(num_requests) for cost in self.costs.values())
 
-    def per_token(self, num_requests: float) -> float | None:
-        """Returns ms per draft token of a request; None before the first warm chunk."""
-        ms = min(cost.per_token(num_requests) for cost in self.costs.values())
-        return None if ms == math.inf else ms
+    def per_token(self, num_requests: float) -> float:
+        """Returns ms per draft token of a request; infinity before the first warm chunk."""
+        return min(cost.per_token(num_requests) for cost in self.costs.values())

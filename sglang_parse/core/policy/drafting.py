@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from sglang_parse.core.doubt import Chances
 from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.round import Round
 
@@ -14,8 +15,10 @@ class Acceptance:
     """Decayed counts of verified drafts; before the first, ``prior`` errors per draft token.
 
     Attributes:
-        output, errors: draft tokens that were output, and drafts with an error.
-        drafted, ends: draft tokens, and drafts that ended the answer.
+        output, errors: draft tokens that were output, and drafts with an error; of a draft in doubt
+            the one at its last token was foreseen, and its length has no part in it.
+        drafted, ends: draft tokens, and drafts that ended the answer, or in doubt.
+        chances: of acceptance, by how sure the draft model is.
         unverified: mean draft tokens after the last prefix, which are carried over.
     """
 
@@ -25,6 +28,7 @@ class Acceptance:
     drafted: float = 0.0
     ends: float = 0.0
     unverified: float = 0.0
+    chances: Chances = field(default_factory=Chances)
 
     @property
     def error_rate(self) -> float:
@@ -34,9 +38,10 @@ class Acceptance:
         """Records a draft, one of about ``memory`` that count."""
         keep = 1 - 1 / memory
         self.output = keep * self.output + one.num_output
-        self.errors = keep * self.errors + (one.num_output < one.num_verified)
+        self.errors = keep * self.errors + (one.num_output < one.num_verified - one.draft.in_doubt)
         self.drafted = keep * self.drafted + one.num_drafted
-        self.ends = keep * self.ends + one.is_finished
+        self.ends = keep * self.ends + (one.is_finished or one.draft.in_doubt)
+        self.chances.observe(one.draft.levels, one.num_output, keep)
         self.unverified += (one.num_drafted - one.num_verified - self.unverified) / memory
 
     def expect(self, draft_tokens: int) -> tuple[float, float]:

@@ -21,6 +21,7 @@ class Limits:
         draft_tokens, max_prefixes, draft_chunk: see ``phases.DraftPlan``.
         fixed: names among these three that are not chosen.
         question_rows: rows per prefix of a verify pass; 0 where verdicts need none.
+        allows_doubt: drafts may end where the draft model is unsure.
         max_itl_ratio: of the ITL of decoding requests while others draft, in decode steps.
         max_slowdown: of the mean iteration while plain requests run, in decode steps.
     """
@@ -30,6 +31,7 @@ class Limits:
     draft_chunk: int = 128
     fixed: frozenset[str] = frozenset()
     question_rows: float = 0.0
+    allows_doubt: bool = False
     max_itl_ratio: float = 0.0
     max_slowdown: float = 0.0
 
@@ -64,6 +66,7 @@ class Limits:
             draft_chunk=config.draft_chunk if "draft_chunk" in fixed else config.draft_tokens,
             fixed=frozenset(fixed),
             question_rows=0.0 if config.scores_tokens else question_rows,
+            allows_doubt=config.verifies_tokens and "draft_tokens" not in fixed,
             max_itl_ratio=config.max_itl_ratio * is_timed,
             max_slowdown=config.max_slowdown * is_timed,
         )

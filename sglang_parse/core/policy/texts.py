@@ -28,7 +28,7 @@ class TextSourceStats:
 
     def hit(self, match_len: int) -> float:
         """Chance that the first token is output."""
-        prior = self.config.text_hit if match_len else (1 + self.config.text_hit) / 2
+        prior = 0.5 if match_len else 0.75  # as likely as not; the answer follows the text
         return self._hits.get(min(match_len, KNOWN_WELL), prior)
 
     def expect(self, match_len: int, draft_tokens: int) -> float:
@@ -64,7 +64,7 @@ class TextLength:
 
     def __init__(self, source: TextSourceStats, budget: Budget) -> None:
         self._source, self._config, self._budget = source, source.config, budget
-        self.net_loss, self.longest = 0.0, self._config.text_tokens
+        self.net_loss, self.longest = 0.0, self._config.probe_tokens
         self._misses: dict[int, int] = {}  # in a row, by how well the place was known
         self._drafted: set[int] = set()
 
@@ -131,5 +131,5 @@ class TextLength:
         self._source.observe(one)
         self.lose(cost - one.num_output)
         fits = one.num_output == one.num_verified
-        least, longest = self._config.text_tokens, self.longest
+        least, longest = self._config.probe_tokens, self.longest
         self.longest = max(longest, 4 * one.num_output) if fits else max(least, longest // 2)

@@ -31,6 +31,7 @@ from sglang_parse.core.block_accept import (
 )
 from sglang_parse.engine.drafting.block_kernels import ARE_USED, accept_rows, load_rows
 from sglang_parse.engine.drafting.draft_head import DraftHead, HeadInGraph
+from sglang_parse.engine.logits.levels import levels_of
 from sglang_parse.engine.wide_graphs import (
     MAX_DRAFT_ROWS,
     WideGraphs,
@@ -73,7 +74,7 @@ class BlockBody(WideInputs):
         offsets = torch.tensor(rows.positions(), device=device)
         self._columns = torch.arange(self.width, device=device)
         self._rows = BlockRows(offsets, self._columns, mask_id, last_position)
-        record_len = 2 + kind.size + self._num_masks
+        record_len = 2 + 2 * kind.size + self._num_masks
         with torch.device(device):
             self._input = torch.zeros(max_reqs, _COUNTS + self._num_masks, dtype=torch.int64)
             done_len = _STATE + self._num_masks + record_len
@@ -90,7 +91,7 @@ class BlockBody(WideInputs):
     def take(self, num_reqs: int) -> tuple[ChainState, torch.Tensor]:
         """Returns what the block has accepted, as ``accept_blocks``."""
         done = self._output[:num_reqs].clone()  # the next replay writes there
-        after, record = done.split((_STATE + self._num_masks, 2 * self._kind.size + 1), 1)
+        after, record = done.split((_STATE + self._num_masks, 3 * self._kind.size + 1), 1)
         starts, last, num_candidates, num_known = after[:, :_STATE].unbind(1)
         return ChainState(starts, last, after[:, _STATE:], num_candidates, num_known), record
 
@@ -121,15 +122,15 @@ class BlockBody(WideInputs):
         size = len(hidden) // self.width
         state, _ = self._state(size)
         if self._kind.masks is Masks.EVERY and len(hidden) > FEW_ROWS:
-            choices = self._sparse_choices(state, hidden, logits_of)
+            choices, levels = self._sparse_choices(state, hidden, logits_of)
         else:
-            choices = _greedy(hidden, logits_of).view(size, self.width)
+            choices, levels = _greedy(hidden, logits_of, self.width, self._kind.size)
         proposed = head and propose(head[0], state, choices, head[1].unflatten(0, choices.shape))
         masks, mask_id = self._kind.masks, self._rows.mask_id
         if ARE_USED:
-            accept_rows(self._kind, self._input, self._output, choices, proposed, mask_id)
+            accept_rows(self._kind, self._input, self._output, choices, levels, proposed, mask_id)
             return
-        after, record = accept_blocks(masks, state, choices, mask_id, proposed)
+        after, record = accept_blocks(masks, state, choices, levels, mask_id, proposed)
         counts = (after.starts, after.last, after.num_candidates, after.num_known)
         self._output[:size] = torch.cat((torch.stack(counts, 1), after.candidates, record), 1)
 
@@ -142,17 +143,17 @@ class BlockBody(WideInputs):
 
     def _sparse_choices(
         self, state: ChainState, hidden: torch.Tensor, logits_of: LogitsOf
-    ) -> torch.Tensor:
-        """int64 [n, width]: of the masks only those after the last accepted candidate choose."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``_greedy``: of the masks only those after the last accepted candidate choose."""
         size, num_reqs = self._kind.size, len(state.starts)
         rows = hidden.view(num_reqs, self.width, -1)
         choices = torch.zeros(num_reqs, self.width, dtype=torch.int64, device=hidden.device)
-        choices[:, :size] = _greedy(rows[:, :size].flatten(0, 1), logits_of).view(num_reqs, size)
+        choices[:, :size], levels = _greedy(rows[:, :size].flatten(0, 1), logits_of, size, size)
         first = size + matched_candidates(state, choices) * self._num_masks
         masks = first[:, None] + self._columns[: self._num_masks]
         picked = rows.gather(1, masks[:, :, None].expand(-1, -1, rows.shape[2]))
-        proposed = _greedy(picked.flatten(0, 1), logits_of).view(num_reqs, self._num_masks)
-        return choices.scatter(1, masks, proposed)
+        proposed, _ = _greedy(picked.flatten(0, 1), logits_of, self._num_masks, 0)
+        return choices.scatter(1, masks, proposed), levels
 
 
 class BlockGraphs(WideGraphs):
@@ -222,13 +223,24 @@ class BlockGraphs(WideGraphs):
         self.body.accept(hidden, self._logits, head)
 
 
-def _greedy(hidden: torch.Tensor, logits_of: LogitsOf) -> torch.Tensor:
-    """int64 [n] the rows' most likely tokens, ``NO_TOKEN`` where a row's logits hold a NaN."""
-    return torch.cat([_most_likely(logits_of(part)) for part in hidden.split(LOGITS_ROWS)])
+def _greedy(
+    hidden: torch.Tensor, logits_of: LogitsOf, width: int, num_real: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 [n, width] the rows' most likely tokens, ``NO_TOKEN`` where a row's logits hold a NaN,
+    and [n, num_real] the levels of the first ones."""
+    parts = hidden.split(max(1, LOGITS_ROWS // width) * width)
+    found = [_most_likely(logits_of(part), width, num_real) for part in parts]
+    tokens, levels = map(torch.cat, zip(*found, strict=True))
+    return tokens, levels
 
 
-def _most_likely(logits: torch.Tensor) -> torch.Tensor:
+def _most_likely(
+    logits: torch.Tensor, width: int, num_real: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     # The most likely token of a row with a NaN is a NaN: one look at the chosen logits.
     tokens = logits.argmax(dim=-1)
     chosen = logits.gather(1, tokens[:, None])[:, 0]
-    return torch.where(chosen.isnan(), NO_TOKEN, tokens)
+    tokens = torch.where(chosen.isnan(), NO_TOKEN, tokens).view(-1, width)
+    real = logits.unflatten(0, tokens.shape)[:, :num_real].flatten(0, 1)
+    levels = levels_of(real, tokens[:, :num_real].flatten())
+    return tokens, levels.view(len(tokens), num_real)

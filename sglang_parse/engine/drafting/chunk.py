@@ -11,7 +11,12 @@ launches the next chunk (``can_follow``). A draft that ended in those last forwa
 drafted on in vain: tokens after its end are dropped. Elsewhere the host looks at each forward's
 tokens before it launches the next one, and no draft goes past its end.
 
-A request leaves the chunk at its draft budget or at a stop token; its phase becomes VERIFYING.
+Where drafts may end in doubt (``core.doubt``), the host looks at each forward while the next one
+runs, and launches no more once all drafts are over. How sure the draft model is comes with its
+tokens, in the same copy and the same broadcast: all ranks decide alike.
+
+A request leaves the chunk at its draft budget, at a stop token or in doubt; its phase becomes
+VERIFYING.
 NaN logits end the request (``faults``).
 """
 
@@ -26,6 +31,7 @@ from typing import Any
 import torch
 
 from sglang_parse.core.block import BlockKind
+from sglang_parse.core.doubt import are_in_doubt
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import HostCopy
@@ -133,12 +139,38 @@ class DraftChunk(ABC):
         return min(min(n, self._budget(reqs[r]) - num_drafted(reqs[r])) for r, n in to_go.items())
 
     def wait(self, *, leave: int = 0) -> None:
-        """Waits for its tokens, but for the last ``leave`` copies, and adds them to the drafts."""
+        """Waits for its tokens, but for the last ``leave`` copies, and adds them to the drafts,
+        which may end in doubt once all have come."""
+        if len(self._in_flight) <= leave:
+            return
         while len(self._in_flight) > leave:
             indices, copy = self._in_flight.popleft()
             for i, values in zip(indices, copy.tolist(), strict=True):
                 if not is_gone(self.batch.reqs[i]):
                     self._add(i, values)
+        if not self._in_flight and self._are_in_doubt():
+            for i in filter(self._drafts, self.indices):
+                self.batch.reqs[i].parse_state.doubt_draft()
+                self.finished.append(i)
+
+    def _looks(self, reqs: Sequence[Req]) -> bool:
+        """Whether the host looks at each forward's tokens: always where it does not run ahead, and
+        where drafts may end in doubt."""
+        return not self._runs_ahead or any(map(may_doubt, reqs))
+
+    def _goes_on(self, reqs: Sequence[Req], before: DraftChunk | None) -> bool:
+        """Whether another forward of ``reqs`` is worth it, as far as known; one runs meanwhile
+        where the host runs ahead."""
+        if before is not None:
+            before.wait()  # its tokens come first
+        self.wait(leave=int(self._runs_ahead))
+        if not self._runs_ahead:  # the others go on without those that are over
+            return all(map(is_drafting, reqs))
+        return any(map(is_drafting, reqs)) and not self._are_in_doubt()
+
+    def _are_in_doubt(self) -> bool:
+        states = [self.batch.reqs[i].parse_state for i in self.indices if self._drafts(i)]
+        return are_in_doubt([(one.draft.chance, one.plan and one.plan.doubt) for one in states])
 
     def can_follow(self, reqs: Sequence[Req]) -> bool:
         """Whether a chunk of ``reqs`` may be launched before the end of this one is known, because
@@ -150,10 +182,11 @@ class DraftChunk(ABC):
         if any(id(req) not in members or is_adjusted(req) for req in reqs):
             return False
         self.wait(leave=1)
-        return all(
+        go_on = all(
             is_drafting(req) and num_drafted(req) < self._budget(req) and not is_gone(req)
             for req in reqs
         )
+        return go_on and not self._are_in_doubt()
 
     def places(self, reqs: Sequence[Req]) -> list[int]:
         """[len(reqs)] index of each request among ``indices``."""
@@ -164,8 +197,8 @@ class DraftChunk(ABC):
 
     @abstractmethod
     def _launch(self, indices: Sequence[int], num_forwards: int, before: DraftChunk | None) -> None:
-        """Launches forwards for ``indices``, sends their tokens, and counts them as in flight;
-        fewer, where the host has the tokens at once and a draft ends.
+        """Launches forwards for ``indices`` and sends their tokens; fewer, where ``_goes_on`` says
+        so.
 
         Args:
             before: the chunk whose tokens in flight they continue; None if the host knows all.
@@ -184,6 +217,8 @@ class DraftChunk(ABC):
 
     def _send(self, indices: Sequence[int], steps: Sequence[torch.Tensor]) -> None:
         """Starts a copy of steps, [len(indices), ...] each, to the host."""
+        for req in self._reqs(indices):
+            req.parse_state.launch_draft(self.kind.size * len(steps))
         copy = HostCopy(torch.stack([*steps], dim=1))
         self._in_flight.append((tuple(indices), copy))
         self.made = copy.made
@@ -209,6 +244,12 @@ class DraftChunk(ABC):
 
 def is_drafting(req: Req) -> bool:
     return req.parse_state.phase is Phase.DRAFTING and not req.parse_state.fault
+
+
+def may_doubt(req: Req) -> bool:
+    """Whether its draft may end in doubt."""
+    plan = req.parse_state.plan
+    return plan is not None and plan.doubt is not None
 
 
 def adjusted_rows(

@@ -45,6 +45,7 @@ from sglang_parse.engine.drafting.draft_prefill import kv_len, prefill_up_to
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.forward import max_logits_rows
 from sglang_parse.engine.logits.adjust import adjust
+from sglang_parse.engine.logits.levels import levels_of
 from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.requests import is_adjusted, sequence_slice
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
@@ -74,17 +75,17 @@ class ParallelChunk(DraftChunk):
         else:  # the host has waited for the block before, and no draft has ended
             blocks.start_here()
         state = state or blocks.known_state()
-        for number in range(num_blocks):
-            if records and number == num_blocks - BLOCKS_AHEAD:
-                self._send(indices, records)
-                records.clear()
-            state, record = blocks.run(state, number)
+        looks = self._looks(reqs)
+        for number in range(1, num_blocks + 1):
+            state, record = blocks.run(state, number - 1)
             records.append(record)
             self.num_forwards += 1
-        self._send(indices, records)
+            if looks or number in (num_blocks - BLOCKS_AHEAD, num_blocks):
+                self._send(indices, records)
+                records.clear()
+            if looks and number < num_blocks and not self._goes_on(reqs, before):
+                break
         self._state, self._blocks = state, blocks
-        for req in reqs:
-            req.parse_state.launch_draft(self.kind.size * num_blocks)
 
     def _num_possible(self, req: Req, num_forwards: int) -> int:
         # A block that does not fit starts at the last place where one does. That is wrong unless
@@ -102,8 +103,14 @@ class ParallelChunk(DraftChunk):
     def _receive(self, state: RequestState, values: Sequence[Sequence[int]], budget: int) -> None:
         for record in values:
             count = state.num_drafted
-            accepted, candidates = accepted_block(record)
-            state.add_draft(accepted, budget, num_launched=self.kind.size, candidates=candidates)
+            accepted, levels, candidates = accepted_block(record)
+            state.add_draft(
+                accepted,
+                budget,
+                num_launched=self.kind.size,
+                levels=levels,
+                candidates=candidates,
+            )
             if count and state.phase is Phase.DRAFTING:
                 self._num_used += 1
                 self._num_brought += state.num_drafted - count
@@ -208,30 +215,29 @@ class _Blocks:
         # No block goes past its slots: the draft is over there, and what follows is dropped.
         state = state._replace(starts=torch.minimum(state.starts, self._limits))
         blocks = [self.block(span, state.pick(span.place), number) for span in self.spans]
-        choices, proposed = map(torch.cat, zip(*blocks, strict=True))
+        choices, levels, proposed = map(torch.cat, zip(*blocks, strict=True))
         by_head = proposed if self._model.head is not None else None
-        return accept_blocks(self._kind.masks, state, choices, self._model.mask_id, by_head)
+        return accept_blocks(self._kind.masks, state, choices, levels, self._model.mask_id, by_head)
 
     def block(
         self, span: _Span, state: ChainState, number: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The choices [n, width] of block ``number``, of its replay or of a forward, and what a
-        head proposes, [n, K - 1]; nothing without one."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The choices [n, width] of block ``number``, of its replay or of a forward, the real rows'
+        levels [n, K], and what a head proposes, [n, K - 1]; nothing without one."""
         longest = self.longest(number)[span.place]
         if self._graphs is not None:
             logits, hidden = self._graphs.output_of(span.place)
         else:
             output = self.forward(longest, state, span)
             logits, hidden = output.next_token_logits, output.hidden_states
-        choices, head = self._choices(span, state, logits), self._model.head
+        (choices, levels), head = self._choices(span, state, logits), self._model.head
         if head is None or hidden is None:
-            return choices, choices[:, :0]
+            return choices, levels, choices[:, :0]
         # Steps of the head start behind the block's tokens.
         longest = [start + 2 * self._kind.size for start in longest]
         forward = partial(head.forward, self._pools[span.place], longest)
-        return choices, broadcast(
-            propose(forward, state, choices, hidden.unflatten(0, choices.shape))
-        )
+        proposed = propose(forward, state, choices, hidden.unflatten(0, choices.shape))
+        return choices, levels, broadcast(proposed)
 
     @property
     def _is_greedy(self) -> bool:
@@ -247,14 +253,21 @@ class _Blocks:
             for start, limit in zip(self._starts, self._limits_cpu, strict=True)
         ]
 
-    def _choices(self, span: _Span, state: ChainState, logits: torch.Tensor) -> torch.Tensor:
-        """int64 [n, width] choices of the rows, ``NO_TOKEN`` where logits held a NaN."""
+    def _choices(
+        self, span: _Span, state: ChainState, logits: torch.Tensor
+    ) -> Sequence[torch.Tensor]:
+        """int64 [n, width] choices of the rows, ``NO_TOKEN`` where logits held a NaN, and [n, K]
+        levels of the real ones."""
         is_bad = nan_rows(logits)
         # Rows of masks, too: what they propose follows all candidates.
         reqs, known = self._reqs[span.place], self._num_known[span.place]
         adjust(logits, adjusted_rows(reqs, self._width, num_known=known))
-        tokens = mark_faults(self._choose(span, logits, state), is_bad)
-        return broadcast(tokens).view(-1, self._width)
+        size = self._kind.size
+        real = logits.unflatten(0, (-1, self._width))[:, :size].flatten(0, 1)
+        real = real if span.sampled.is_argmax else real.clone()  # a sampler overwrites them
+        tokens = mark_faults(self._choose(span, logits, state), is_bad).view(-1, self._width)
+        levels = levels_of(real, tokens[:, :size].flatten()).view(-1, size)
+        return broadcast(torch.cat((tokens, levels), 1)).split((self._width, size), 1)
 
     def _choose(self, span: _Span, logits: torch.Tensor, state: ChainState) -> torch.Tensor:
         """int64 [n * width] tokens. Real rows are sampled as one token per forward would be. Mask
@@ -313,7 +326,7 @@ def both_ways(chunk: DraftChunk, graphs: BlockGraphs) -> tuple[Run, Run]:
         logits, hidden = graphs.output_of(span.place)
         if head is None or hidden is None:
             return (logits,)
-        _, proposed = blocks.block(span, state, 0)
+        *_, proposed = blocks.block(span, state, 0)
         same = (proposed[:, :1] == after.candidates[:, :1]).float().mean(0, keepdim=True)
         return logits, hidden, (2 * same).clamp(max=1)
 

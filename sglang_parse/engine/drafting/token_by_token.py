@@ -16,6 +16,7 @@ from sglang_parse.engine.drafting.draft_model import DecodeInputs
 from sglang_parse.engine.drafting.draft_prefill import forward_missing
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.logits.adjust import Adjustment
+from sglang_parse.engine.logits.levels import levels_of
 from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
 from sglang_parse.engine.sglang_types import Req
 
@@ -43,26 +44,19 @@ class TokenChunk(DraftChunk):
             logits = forward_missing(model, reqs, lengths[0])
         adjusted = adjusted_rows(reqs)
         adjustment = Adjustment(adjusted, logits.device) if adjusted else None
-        tokens = [_choose(sampled, logits, inputs.positions[0], adjustment)]
-        num_sent = 0
-        while (step := len(tokens)) < num_steps and not self._ends_a_draft(reqs, tokens[-1]):
-            if step == num_steps - STEPS_AHEAD:
-                self._send(indices, tokens)
-                num_sent = step
-            logits = model.decode(inputs, step, tokens[-1].clamp(min=0))
-            tokens.append(_choose(sampled, logits, inputs.positions[step], adjustment))
-        self._send(indices, tokens[num_sent:])
-        self._last = tokens[-1]
-        self.num_forwards += len(tokens)
-        for req in reqs:
-            req.parse_state.launch_draft(len(tokens))
-
-    def _ends_a_draft(self, reqs: Sequence[Req], tokens: torch.Tensor) -> bool:
-        """Whether a draft ends with its token, where the host need not wait to know."""
-        return not self._runs_ahead and any(
-            token == NO_TOKEN or token in req.parse_state.policy.stop_ids
-            for req, token in zip(reqs, tokens.tolist(), strict=True)
-        )
+        unsent, looks = list[torch.Tensor](), self._looks(reqs)
+        chosen = _choose(sampled, logits, inputs.positions[0], adjustment)
+        for step in range(1, num_steps + 1):
+            unsent.append(chosen)
+            self.num_forwards += 1
+            if looks or step in (num_steps - STEPS_AHEAD, num_steps):
+                self._send(indices, unsent)
+                unsent.clear()
+            if step == num_steps or (looks and not self._goes_on(reqs, before)):
+                break
+            logits = model.decode(inputs, step, chosen[:, 0].clamp(min=0))
+            chosen = _choose(sampled, logits, inputs.positions[step], adjustment)
+        self._last = chosen[:, 0]
 
     def last_tokens(self, reqs: Sequence[Req]) -> torch.Tensor:
         """int64 [len(reqs)] their last tokens, on the device; 0 in place of ``NO_TOKEN``."""
@@ -70,9 +64,10 @@ class TokenChunk(DraftChunk):
         last, places = self._last.clamp(min=0), self.places(reqs)
         return last if places == [*range(len(last))] else last[on_device(places, last.device)]
 
-    def _receive(self, state: RequestState, values: Sequence[int], budget: int) -> None:
-        sound = [*takewhile(lambda token: token != NO_TOKEN, values)]
-        state.add_draft(sound, budget, num_launched=len(values))
+    def _receive(self, state: RequestState, values: Sequence[Sequence[int]], budget: int) -> None:
+        sound = [*takewhile(lambda value: value[0] != NO_TOKEN, values)]
+        tokens, levels = zip(*sound, strict=True) if sound else ((), ())
+        state.add_draft(tokens, budget, num_launched=len(values), levels=levels)
 
 
 def _choose(
@@ -81,11 +76,13 @@ def _choose(
     positions: torch.Tensor,
     adjustment: Adjustment | None,
 ) -> torch.Tensor:
-    """int64 [n] the next tokens, ``NO_TOKEN`` where logits held a NaN."""
+    """int64 [n, 2] the next tokens, ``NO_TOKEN`` where logits held a NaN, and their levels."""
     is_bad = nan_rows(logits)
-    if adjustment is None:
-        return broadcast(mark_faults(sampled.sample(logits, positions)[0], is_bad))
-    adjustment.apply(logits)
-    tokens = broadcast(mark_faults(sampled.sample(logits, positions)[0], is_bad))
-    adjustment.advance(tokens.clamp(min=0))
-    return tokens
+    if adjustment is not None:
+        adjustment.apply(logits)
+    before = logits if sampled.is_argmax else logits.clone()  # a sampler overwrites them
+    tokens = mark_faults(sampled.sample(logits, positions)[0], is_bad)
+    chosen = broadcast(torch.stack((tokens, levels_of(before, tokens)), 1))
+    if adjustment is not None:
+        adjustment.advance(chosen[:, 0].clamp(min=0))
+    return chosen

@@ -7,5 +7,6 @@ in this order:
     grammar     which tokens a constrained request's draft, and the target, may choose
     adjust      what requests' parameters change in them; asks ``grammar``
     sampling    SGLang's sampler, row by row
+    levels      how sure a model is of tokens that it chose
     logprobs    log probabilities of output tokens
 """

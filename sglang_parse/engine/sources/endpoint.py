@@ -134,7 +134,7 @@ class EndpointSource(TextSource):
     def _is_enough(self, token_ids: Sequence[int]) -> bool:
         if self._segments is None or len(token_ids) >= self._config.draft_tokens:
             return len(token_ids) >= min(
-                self._controller.config.text_tokens, self._config.draft_tokens
+                self._controller.config.probe_tokens, self._config.draft_tokens
             )
         return bool(self._segments.ends(token_ids))
 

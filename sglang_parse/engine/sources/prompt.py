@@ -76,5 +76,5 @@ class PromptSource(TextSource):
         if self._controller.is_adaptive and not req.parse_state.policy.always_drafts:
             return super()._choose(req, text, limit, cost, ends)
         match_len = text.match.match_len
-        longest = max(self._controller.config.text_tokens, 2 * match_len)
+        longest = max(self._controller.config.probe_tokens, 2 * match_len)
         return min(limit, longest) if match_len >= KNOWN else 0
