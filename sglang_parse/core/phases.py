@@ -135,6 +135,8 @@ class Draft:
         candidates: unverified proposals of mask tokens, or of a head, for what follows (``block``).
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
+        room: tokens by which a text may extend it, once it is written.
+        tail_at, tail_source: where the tokens of a text that extends it begin; None without.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -145,6 +147,9 @@ class Draft:
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
+    room: int = 0
+    tail_at: int | None = None
+    tail_source: str = ""
 
     @property
     def num_verified(self) -> int:
@@ -235,6 +240,8 @@ class TraceRecord(TypedDict):
             "eagle3", "grammar" or "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
+        tail: where a text extends the draft: its first token's ``place`` in it, from 0, and the
+            text's ``source``; null without.
         finished: the draft model ended the answer; the last question is about the complete answer.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
         judge: "question", "likelihood" or "head", the latter two with "+question" if one is asked
@@ -269,6 +276,7 @@ class TraceRecord(TypedDict):
     source: str
     anchor_token_id: int
     draft_token_ids: list[int]
+    tail: dict[str, Any] | None
     finished: bool
     prefix_ends: list[int]
     judge: str | None

@@ -34,6 +34,7 @@ class EagleSource(Source):
     """
 
     name = EAGLE3
+    takes_tails = yields_to_copies = True  # a few tokens: a judge accepts little more of them
 
     def __init__(self, config: ParseConfig, controller: Controller, head: EagleHead) -> None:
         self._config, self._controller, self._head = config, controller, head
