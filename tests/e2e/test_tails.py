@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,17 +17,39 @@ from support.servers import COPIES, PARSE, SEED, Start, served
 TARGET = ("--model-path", str(DEMO_PAIR / "target"), *PARSE, *COPIES, *SEED)
 TOKEN = ("--parse-verification", "token")
 HEAD = ("--parse-eagle3-path", str(DEMO_PAIR / "eagle3"))
-LIMIT = {"max_new_tokens": 220}
+LIMIT = {"max_new_tokens": 160}
 
 
 @pytest.fixture(scope="module")
 def headed(start_server: Start) -> Iterator[Client]:
-    yield from served(start_server, "tails-head", *TARGET, *TOKEN, *HEAD, *json.loads(os.environ.get("MORE", "[]")))
+    yield from served(
+        start_server,
+        "tails-head",
+        *TARGET,
+        *TOKEN,
+        *HEAD,
+        *json.loads(os.environ.get("MORE", "[]")),
+    )
+
+
+@pytest.fixture(scope="module")
+def notail(start_server: Start) -> Iterator[Client]:
+    yield from served(
+        start_server,
+        "tails-none",
+        *TARGET,
+        *TOKEN,
+        *HEAD,
+        *json.loads(os.environ.get("MORE", "[]")),
+        PARSE_MAX_TAIL="0",
+    )
 
 
 @pytest.fixture(scope="module")
 def texts(start_server: Start) -> Iterator[Client]:
-    yield from served(start_server, "tails-texts", *TARGET, *TOKEN, *json.loads(os.environ.get("MORE", "[]")))
+    yield from served(
+        start_server, "tails-texts", *TARGET, *TOKEN, *json.loads(os.environ.get("MORE", "[]"))
+    )
 
 
 DIGITS = str.maketrans("0123456789", "1234567890")
@@ -43,8 +65,11 @@ def changed(text: str, every: int) -> str:
 @pytest.fixture(scope="module")
 def kinds(wordings_plain: Client):
     module = load_problems()
-    asked = rendered(DEMO_PAIR / "target", module.held_out_problems(16, seed=1))
-    plain = [one["text"].replace("<|im_end|>", "") for one in wordings_plain.generate_all(asked, 8, **LIMIT)]
+    asked = rendered(DEMO_PAIR / "target", module.held_out_problems(8, seed=1))
+    plain = [
+        one["text"].replace("<|im_end|>", "")
+        for one in wordings_plain.generate_all(asked, 8, **LIMIT)
+    ]
     kinds = {
         "prediction, every 3rd line": [(a, {"draft": changed(t, 3)}) for a, t in zip(asked, plain)],
         "prediction, every 2nd line": [(a, {"draft": changed(t, 2)}) for a, t in zip(asked, plain)],
@@ -72,14 +97,15 @@ def run(client: Client, rows, concurrency, **more):
         return [*pool.map(lambda r: client.generate(r[0], parse={**r[1], **more}, **LIMIT), rows)]
 
 
-def test_counts(headed, texts, kinds):
+def test_counts(headed, texts, notail, kinds):
     out = {}
-    for c in (1, 8):
+    for c in json.loads(os.environ.get("CONC", "[8, 1]")):
         for name, (rows, wanted) in kinds.items():
             res = {}
             for label, client, rr, more in (
                 ("head", headed, [(p, {}) for p, _ in rows], {"prompt_drafts": "off"}),
                 ("texts", texts, rows, {}),
+                ("untailed", notail, rows, {}),
                 ("both", headed, rows, {}),
             ):
                 answers = run(client, rr, c, **more)
@@ -91,8 +117,19 @@ def test_counts(headed, texts, kinds):
                     for a in answers:
                         for s, v in parse_info(a)["sources"].items():
                             t = src.setdefault(s, [0, 0, 0])
-                            t[0] += v["rounds"]; t[1] += v["drafted_tokens"]; t[2] += v["accepted_tokens"]
+                            t[0] += v["rounds"]
+                            t[1] += v["drafted_tokens"]
+                            t[2] += v["accepted_tokens"]
                     res["sources"] = src
             best = max(res["head"], res["texts"])
-            print("COUNT", c, name, res, "ratio", round(res["both"] / best, 3), flush=True)
+            print(
+                "COUNT",
+                time.strftime("%X"),
+                c,
+                name,
+                res,
+                "ratio",
+                round(res["both"] / best, 3),
+                flush=True,
+            )
     headed.assert_nothing_lost()

@@ -93,10 +93,11 @@ class SourceChain:
 
     def _extending(self, req: Req) -> Sequence[Source]:
         """Those that may extend the request's draft, in order. All of a draft is verified alike."""
-        draft, own = req.parse_state.draft, self._by_name[req.parse_state.draft.source]
-        is_judged = draft.judge is not None and not own.yields_to_copies
-        serving = _serving(req, self._sources) if own.takes_tails else ()
-        return [source for source in serving if not (source.is_exact and is_judged)]
+        draft, own = req.parse_state.draft, self._by_name.get(req.parse_state.draft.source)
+        if own is None or not own.takes_tails:
+            return ()
+        keeps_judge = draft.judge is not None and not own.yields_to_copies
+        return [s for s in _serving(req, self._sources) if not (s.is_exact and keeps_judge)]
 
     def observe(self, req: Req, one: Round) -> None:
         """Tells the sources of the request's draft how it was verified."""

@@ -29,7 +29,7 @@ from sglang_parse.engine.sources.source import News, Source
 SEARCH_MS_PER_TOKEN = 4e-6
 """Time to look for an answer's place, per token of the text: a constant, because the ranks' clocks
 differ. A prompt, which has no index, takes a quarter of it."""
-MAX_TAIL = 32
+MAX_TAIL = int(__import__("os").environ.get("PARSE_MAX_TAIL", "32"))
 """Tokens by which a text extends another source's draft at most; it drafts alone behind them."""
 MAX_PREFIXES = 4
 """Prefixes that a pass verifies by questions: where a text stops to fit is not known."""
