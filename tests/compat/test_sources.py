@@ -735,7 +735,7 @@ def test_tails_that_are_never_reached_stop(monkeypatch: pytest.MonkeyPatch):
     text, kept = req.parse_state.notes.texts[PREDICTION], []
     source = server.chain._by_name[PREDICTION]
     for _ in range(60):
-        kept.append(source._kept.chance(text.tail_match))
+        kept.append(source._kept.chance(text.match_len))
         text.cost = 0.2
         verified(server, req, 0)
         assert server.start(req, "zzzz") == ""

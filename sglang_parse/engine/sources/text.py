@@ -120,7 +120,7 @@ class TextSource(Source):
         draft_ids = draft_ids[: num_allowed(req, draft_ids)]
         if not draft_ids:
             return f"the request's grammar refuses the {self.name}"
-        text.cost = cost(length)
+        text.cost, text.match_len = cost(length), match.match_len
         state.give_draft(draft_ids, self._max_prefixes, self.name, is_exact=self.is_exact)
         return ""
 
@@ -140,10 +140,9 @@ class TextSource(Source):
 
     def room(self, req: Req) -> int:
         state, text = req.parse_state, req.parse_state.notes.texts.get(self.name)
-        is_off = self._config.drafting == "never" and not state.policy.always_drafts
-        if text is None or is_off or text.length.left(len(state.output_ids)) <= 0:
-            return 0
-        return max(0, min(MAX_TAIL, tokens_left(req) - 1))
+        drafts = text is not None and not self._is_off(req)
+        has_budget = drafts and text.length.left(len(state.output_ids)) > 0
+        return max(0, min(MAX_TAIL, tokens_left(req) - 1)) if has_budget else 0
 
     def tail(self, req: Req, limit: int) -> Sequence[int]:
         """The answer's end is left to the target, which chooses it in the row before it."""
@@ -157,13 +156,12 @@ class TextSource(Source):
         rest = self._rest(text, match, limit)
         rest = [*takewhile(lambda token: token not in state.policy.stop_ids, rest)]
         ends = self._ends(text, rest, limit) if draft.judge and not self.is_exact else ()
-        # A tail costs its rows whether it is reached or not.
-        chance = self._kept.chance(match.match_len or MATCHES[-1])
-        cost = partial(self._rows_cost, state.num_drafted, always=state.policy.always_drafts)
+        chance = self._kept.chance(match.match_len or MATCHES[-1])  # else its rows are for nothing
+        cost = partial(self._tail_cost, req)
         length = self._choose(req, match.match_len, len(rest), lambda n: cost(n) / chance, ends)
         ids = [*draft.token_ids, *rest[:length]]
         tail = ids[state.num_drafted : num_allowed(req, ids)]
-        text.cost, text.tail_match = cost(len(tail)), match.match_len
+        text.cost, text.match_len = cost(len(tail)), match.match_len
         return tail
 
     def _rest(self, text: RequestText, match: TextMatch, limit: int) -> Sequence[int]:
@@ -193,8 +191,10 @@ class TextSource(Source):
         """The text's answer goes on; returns why nothing drafts, if so."""
         state = req.parse_state
         state.notes.texts[self.name].follow(state.output_ids)
-        is_off = self._config.drafting == "never" and not state.policy.always_drafts
-        return DRAFTING_OFF if is_off else ""
+        return DRAFTING_OFF if self._is_off(req) else ""
+
+    def _is_off(self, req: Req) -> bool:
+        return self._config.drafting == "never" and not req.parse_state.policy.always_drafts
 
     def arrive(self, req: Req, news: News) -> None:
         req.parse_state.notes.texts[self.name].extend(
@@ -206,18 +206,15 @@ class TextSource(Source):
 
     def observe_tail(self, req: Req, one: Round | None) -> None:
         text = req.parse_state.notes.texts[self.name]
-        self._kept.see(text.tail_match or MATCHES[-1], goes_on=one is not None)
+        self._kept.see(text.match_len or MATCHES[-1], goes_on=one is not None)
         if one is None:
             text.length.lose(text.cost)
         else:
-            self._observe(text, text.tail_match, one)
+            self.observe(req, one)
 
     def observe(self, req: Req, one: Round) -> None:
         text = req.parse_state.notes.texts[self.name]
-        self._observe(text, text.match.match_len, one)
-
-    def _observe(self, text: RequestText, match_len: int, one: Round) -> None:
-        text.length.observe(match_len, one, text.cost)
+        text.length.observe(text.match_len, one, text.cost)
         text.is_verified = True
         if one.num_output == one.num_verified:
             text.match.follow_draft()
@@ -233,16 +230,12 @@ class TextSource(Source):
         rows = 1 + num_tokens + questions
         return self._controller.extra_cost(rows, always=always)
 
-    def _rows_cost(self, num_drafted: int, num_more: int, *, always: bool) -> float:
-        """Of so many rows more in a pass of the running requests' drafts."""
-        controller = self._controller
-        if always or not controller.is_adaptive:
-            return 0.0
-        rows = controller.num_running * (1 + num_drafted)
-        before, after = (controller.ms(Stage.VERIFY, n) for n in (rows, rows + num_more))
-        if not before or not controller.steps_in(before):
-            return controller.config.row_cost * num_more
-        return controller.tokens_in(after - before)
+    def _tail_cost(self, req: Req, num_tokens: int) -> float:
+        """Of so many rows more in a pass that verifies the running requests' drafts."""
+        state, controller = req.parse_state, self._controller
+        rows = controller.num_running * (1 + state.num_drafted)
+        more_ms = controller.ms(Stage.VERIFY, rows + num_tokens) - controller.ms(Stage.VERIFY, rows)
+        return 0.0 if state.policy.always_drafts else controller.tokens_in(more_ms)
 
     def _rival(self, req: Req) -> float:
         """See ``TextLength.choose``: of the draft model, if this request's drafts were of use."""
