@@ -27,7 +27,7 @@ AFFECTED = {
     "sglang_parse/engine/schedule.py": "sessions",
     "sglang_parse/engine/logits/grammar.py": "grammars hostile_grammars forced_text predictions",
     "sglang_parse/engine/sources/*": "predictions prompt endpoint grammars soak documents",
-    "sglang_parse/engine/sources/eagle.py": "eagle3_drafts",
+    "sglang_parse/engine/sources/[cept]*.py": "tails eagle3_drafts",
     "sglang_parse/engine/drafting/*": "blocks draft_head drafting_pays sessions",
     "sglang_parse/engine/logits/*": "adjusted grammars",
     "sglang_parse/engine/a*.py": "fallbacks malformed extreme_numbers",

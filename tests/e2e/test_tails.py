@@ -80,7 +80,7 @@ def per_pass(answers: Sequence[dict[str, Any]]) -> float:
     return sum(len(answer["output_ids"]) - 1 for answer in answers) / num_passes
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("concurrency", [8, 1])
 @pytest.mark.parametrize("kind", ["prediction", "prompt", "none", "another's"])
 def test_both_in_one_pass(
     both: Client,

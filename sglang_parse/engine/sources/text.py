@@ -29,7 +29,7 @@ from sglang_parse.engine.sources.source import News, Source
 SEARCH_MS_PER_TOKEN = 4e-6
 """Time to look for an answer's place, per token of the text: a constant, because the ranks' clocks
 differ. A prompt, which has no index, takes a quarter of it."""
-MAX_TAIL = int(__import__("os").environ.get("PARSE_MAX_TAIL", "32"))
+MAX_TAIL = 32
 """Tokens by which a text extends another source's draft at most; it drafts alone behind them."""
 MAX_PREFIXES = 4
 """Prefixes that a pass verifies by questions: where a text stops to fit is not known."""
@@ -107,7 +107,7 @@ class TextSource(Source):
         limit = min(self._config.draft_tokens, tokens_left(req))
         rest = self._rest(text, match, limit) if limit > 1 else ()
         cost = partial(self._cost, always=state.policy.always_drafts)
-        ends = () if self.is_exact else self._ends(text, rest, limit)
+        ends = self._ends(text, rest, limit)
         length = self._choose(req, match.match_len, len(rest), cost, ends, self._rival(req))
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
@@ -140,9 +140,9 @@ class TextSource(Source):
 
     def room(self, req: Req) -> int:
         state, text = req.parse_state, req.parse_state.notes.texts.get(self.name)
-        drafts = text is not None and not self._is_off(req)
-        has_budget = drafts and text.length.left(len(state.output_ids)) > 0
-        return max(0, min(MAX_TAIL, tokens_left(req) - 1)) if has_budget else 0
+        if text is None or self._is_off(req) or text.length.left(len(state.output_ids)) <= 0:
+            return 0
+        return max(0, min(MAX_TAIL, tokens_left(req) - 1))
 
     def tail(self, req: Req, limit: int) -> Sequence[int]:
         """The answer's end is left to the target, which chooses it in the row before it."""
@@ -155,7 +155,7 @@ class TextSource(Source):
         match = text.match.after([*state.output_ids[text.match.num_seen :], *draft.token_ids])
         rest = self._rest(text, match, limit)
         rest = [*takewhile(lambda token: token not in state.policy.stop_ids, rest)]
-        ends = self._ends(text, rest, limit) if draft.judge and not self.is_exact else ()
+        ends = self._segments.ends(rest) if self._segments and draft.judge else ()
         chance = self._kept.chance(match.match_len or MATCHES[-1])  # else its rows are for nothing
         cost = partial(self._tail_cost, req)
         length = self._choose(req, match.match_len, len(rest), lambda n: cost(n) / chance, ends)
@@ -179,7 +179,7 @@ class TextSource(Source):
 
     def _ends(self, text: RequestText, rest: Sequence[int], limit: int) -> Sequence[int]:
         """Where segments end in the part of ``rest`` that the next draft may have."""
-        if self._segments is None:
+        if self._segments is None or self.is_exact:
             return ()
         near = rest[: 2 * text.length.longest]
         ends = self._segments.ends(near)

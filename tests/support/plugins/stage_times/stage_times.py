@@ -30,7 +30,8 @@ def register() -> None:
 
     if costs:
         given = Costs(*map(float, costs.split()))
-        HookRegistry.register(f"{CONTROLLER}.observe", given.observe, HookType.AROUND)
+        for method in ("observe", "observe_prefill"):
+            HookRegistry.register(f"{CONTROLLER}.{method}", getattr(given, method), HookType.AROUND)
         return
     record = Record(Path(path))
     for method in ("observe", "observe_round"):
@@ -47,6 +48,11 @@ class Costs:
         self, original: Callable, controller: Any, stages: Iterable[StageTime], outputs: Any
     ) -> None:
         original(controller, [*map(self._of, stages)], outputs)
+
+    def observe_prefill(
+        self, original: Callable, controller: Any, ms: float, num_tokens: int = 0, *_: float
+    ) -> None:
+        original(controller, ms, num_tokens, self.row * num_tokens)
 
     def _of(self, timed: StageTime) -> StageTime:
         if timed.stage not in (Stage.VERIFY, Stage.DECODE):
