@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
-from support.client import Client, assert_adds_up, ids_of, parse_info
+from support.client import Client, assert_adds_up, flat, ids_of, parse_info
 from support.demo_pair import rendered
 from support.servers import COPIES, PARSE, SEED, Start, plugin, served
 
