@@ -240,8 +240,8 @@ class TraceRecord(TypedDict):
             "eagle3", "grammar" or "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
-        tail: where a text extends the draft: its first token's ``place`` in it, from 0, and the
-            text's ``source``; null without.
+        tail_at, tail_source: place of the first of the draft's tokens that are a text's, and the
+            text's source; null where none extends the draft.
         finished: the draft model ended the answer; the last question is about the complete answer.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
         judge: "question", "likelihood" or "head", the latter two with "+question" if one is asked
@@ -276,7 +276,8 @@ class TraceRecord(TypedDict):
     source: str
     anchor_token_id: int
     draft_token_ids: list[int]
-    tail: dict[str, Any] | None
+    tail_at: int | None
+    tail_source: str | None
     finished: bool
     prefix_ends: list[int]
     judge: str | None

@@ -183,14 +183,13 @@ def test_the_head_goes_on_where_a_text_is_wrong(
 def tails(answers: Sequence[dict[str, Any]]) -> list[int]:
     """Output tokens of each text's tail behind a proposal, of traced answers."""
     records = [record for answer in answers for record in parse_info(answer)["trace"]]
+    records = [record for record in records if record["tail_source"]]
     for one in records:
-        if one["tail"]:
-            assert (one["source"], one["tail"]["source"]) == ("eagle3", "prediction")
-            assert 0 < one["tail"]["place"] <= 3 < 3 + 32 >= len(one["draft_token_ids"])
+        assert (one["source"], one["tail_source"]) == ("eagle3", "prediction")
+        assert 0 < one["tail_at"] <= 3 < 3 + 32 >= len(one["draft_token_ids"])
     return [
-        max(0, one["accepted_len"] + len(one["bonus_token_ids"]) - 1 - one["tail"]["place"])
+        max(0, one["accepted_len"] + len(one["bonus_token_ids"]) - 1 - one["tail_at"])
         for one in records
-        if one["tail"]
     ]
 
 

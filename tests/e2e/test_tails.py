@@ -106,6 +106,7 @@ def test_both_in_one_pass(
         assert ids_of(answers) == wanted, name
         list(map(assert_adds_up, answers))
         found[name] = per_pass(answers)
+    print("COUNT", kind, concurrency, found, flush=True)
     least = 1.15 if kind in ("prediction", "prompt") else 0.98
     assert found["both"] >= least * max(found["head"], found["texts"]), found
     both.assert_nothing_lost()
