@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
 from support.client import Client, assert_adds_up, flat, ids_of, parse_info
-from support.demo_pair import rendered
+from support.demo_pair import DEMO, held_out
 from support.servers import COPIES, PARSE, SEED, Start, plugin, served
 
 pytestmark = pytest.mark.nightly(
     "tests/e2e/test_eagle3_drafts.py::test_a_text_goes_on_where_a_proposal_ends"
 )
 
-TEXTS = ("--model-path", str(DEMO_PAIR / "target"), *PARSE, *COPIES, *SEED)
+TEXTS = ("--model-path", str(DEMO / "target"), *PARSE, *COPIES, *SEED)
 TEXTS = (*TEXTS, "--parse-verification", "token")
-HEAD = ("--parse-eagle3-path", str(DEMO_PAIR / "eagle3"))
+HEAD = ("--parse-eagle3-path", str(DEMO / "eagle3"))
 LIMIT = {"max_new_tokens": 110}
 DIGITS = str.maketrans("0123456789", "1234567890")
 COSTS = "10 0.04 1.5"
@@ -30,7 +29,7 @@ Asked = Sequence[tuple[str, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def both(start_server: Start) -> Iterator[Client]:
-    """As a user starts it: the head, the prompt, and what requests bring; by measured costs."""
+    """As a user starts it: the head, the prompt, and what requests bring."""
     with plugin("stage_times"):
         yield from served(start_server, "tails", *TEXTS, *HEAD, STAGE_COSTS=COSTS)
 
@@ -48,17 +47,15 @@ def changed(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def kinds(wordings_plain: Client) -> dict[str, Asked]:
-    """Problems with the answer, changed, as the prediction or as an earlier turn; and with no text
+def kinds(demo_plain: Client) -> dict[str, Asked]:
+    """Problems with the answer, changed, as the prediction or in the prompt; and with no text
     that fits."""
-    asked = rendered(DEMO_PAIR / "target", load_problems().held_out_problems(8, seed=1))
-    plain = wordings_plain.generate_all(asked, 8, **LIMIT)
-    drafts = [changed(one["text"].replace("<|im_end|>", "")) for one in plain]
+    asked = [one.prompt for one in held_out(8)]
+    plain = demo_plain.generate_all(asked, 8, **LIMIT)
+    drafts = [changed(one["text"]) for one in plain]
     return {
         "prediction": [(ask, {"draft": text}) for ask, text in zip(asked, drafts, strict=True)],
-        "prompt": [
-            (f"{ask}{text}<|im_end|>\n{ask}", {}) for ask, text in zip(asked, drafts, strict=True)
-        ],
+        "prompt": [(f"{text} {ask}", {}) for ask, text in zip(asked, drafts, strict=True)],
         "none": [(ask, {}) for ask in asked],
         "another's": [(ask, {"draft": "and so on, as ever. " * 9}) for ask in asked],
     }
@@ -86,7 +83,7 @@ def per_pass(answers: Sequence[dict[str, Any]]) -> float:
 def test_both_in_one_pass(
     both: Client,
     texts: Client,
-    wordings_plain: Client,
+    demo_plain: Client,
     kinds: dict[str, Asked],
     kind: str,
     concurrency: int,
@@ -94,7 +91,7 @@ def test_both_in_one_pass(
     """At least 1.15 times as many tokens a pass as the better one where a text fits in part, and
     never less than 0.98 times where none does."""
     asked = kinds[kind]
-    wanted = ids_of(wordings_plain.generate_all([prompt for prompt, _ in asked], 8, **LIMIT))
+    wanted = ids_of(demo_plain.generate_all([prompt for prompt, _ in asked], 8, **LIMIT))
     alone = [(prompt, {"prompt_drafts": "off"}) for prompt, _ in asked]
     found = {}
     for name, client, parts in (
@@ -106,7 +103,6 @@ def test_both_in_one_pass(
         assert ids_of(answers) == wanted, name
         list(map(assert_adds_up, answers))
         found[name] = per_pass(answers)
-    print("COUNT", kind, concurrency, found, flush=True)
     least = 1.15 if kind in ("prediction", "prompt") else 0.98
     assert found["both"] >= least * max(found["head"], found["texts"]), found
     both.assert_nothing_lost()
@@ -126,11 +122,11 @@ def test_both_in_one_pass(
     ids=lambda wish: next(iter(wish)),
 )
 def test_all_kinds_of_requests(
-    both: Client, wordings_plain: Client, kinds: dict[str, Asked], wish: dict
+    both: Client, demo_plain: Client, kinds: dict[str, Asked], wish: dict
 ):
     asked = kinds["prediction"][:4]
     ours = answers_of(both, asked, 4, **wish)
-    theirs = wordings_plain.generate_all([prompt for prompt, _ in asked], 4, **LIMIT | wish)
+    theirs = demo_plain.generate_all([prompt for prompt, _ in asked], 4, **LIMIT | wish)
     assert ids_of(ours) == ids_of(theirs)
     list(map(assert_adds_up, ours))
     for answer, wanted in zip(ours, theirs, strict=True):
