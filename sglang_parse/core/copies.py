@@ -38,8 +38,12 @@ class CopyStats:
     def __init__(self) -> None:
         self.chances, self._counts = list(CHANCES), [PRIOR] * len(CHANCES)
 
-    def see(self, match: int, *, goes_on: bool) -> None:
-        """Records a token; ``match``: index of MATCHES."""
+    def chance(self, match_len: int) -> float:
+        return self.chances[_index(match_len)]
+
+    def see(self, match_len: int, *, goes_on: bool) -> None:
+        """Records a token."""
+        match = _index(match_len)
         self._counts[match] = count = min(MEMORY, self._counts[match] + 1)
         self.chances[match] += (goes_on - self.chances[match]) / count
 
@@ -106,9 +110,8 @@ class CopyLength(TextLength):
 
     def watch(self, match_len: int, *, fits: bool) -> None:
         """Records whether the copy's next token was output, drafted or not."""
-        match = _index(match_len)
-        group, expected = GROUPS[match], max(0.05, self._stats.chances[match])
-        self._stats.see(match, goes_on=fits)
+        group, expected = GROUPS[_index(match_len)], max(0.05, self._stats.chance(match_len))
+        self._stats.see(match_len, goes_on=fits)
         self._hits[group] = OWN_KEEP * self._hits[group] + fits
         self._expected[group] = OWN_KEEP * self._expected[group] + expected
 

@@ -29,9 +29,9 @@ _STATS = tuple(field.name for field in fields(Stats))
 
 def request_counts(req: Any) -> dict[str, float]:
     """Returns the counts of one request as its client sees them."""
-    stats = req.parse_state.notes.telemetry.stats
-    values = {name: getattr(stats, name) for name in _STATS}
-    accepted, matched = _hidden_tokens(req)
+    telemetry = req.parse_state.notes.telemetry
+    values = {name: getattr(telemetry.stats, name) for name in _STATS}
+    accepted, matched = telemetry.last_of_output(_num_hidden(req))
     values["accepted_tokens"] -= accepted
     values["matched_tokens"] -= matched
     output_ids = req.output_ids_through_stop if req.finished() else req.parse_state.output_ids
@@ -43,20 +43,15 @@ def source_counts(req: Any) -> dict[str, dict[str, float]]:
     """Returns the counts of each source of a request's drafts as its client sees them."""
     state = req.parse_state
     counts = {source: asdict(stats) for source, stats in state.notes.telemetry.sources.items()}
-    if state.notes.telemetry.last_source:
-        accepted, matched = _hidden_tokens(req)
-        counts[state.notes.telemetry.last_source]["accepted_tokens"] -= accepted
-        counts[state.notes.telemetry.last_source]["matched_tokens"] -= matched
+    for source, accepted, matched in state.notes.telemetry.last_by_source(_num_hidden(req)):
+        counts[source]["accepted_tokens"] -= accepted
+        counts[source]["matched_tokens"] -= matched
     return counts
 
 
-def _hidden_tokens(req: Any) -> tuple[int, int]:
-    """(accepted, matched) draft tokens after a stop inside the last run, which are not output."""
-    if not req.finished():
-        return 0, 0
-    return req.parse_state.notes.telemetry.last_of_output(
-        len(req.output_ids) - len(req.output_ids_through_stop)
-    )
+def _num_hidden(req: Any) -> int:
+    """Tokens after a stop inside the last run, which are not output."""
+    return len(req.output_ids) - len(req.output_ids_through_stop) if req.finished() else 0
 
 
 Totals = dict[tuple[str, str], float]

@@ -1,14 +1,14 @@
 """Actions and KV slots of the next iteration, for all running requests. No tensors.
 
-With enough slots each request takes its phase's action. When KV is short, no head proposes, and
-drafts give way before SGLang retracts a request: they are verified as they are, then wait for slots
-that another verify pass frees, and are dropped at last. SGLang retracts only what plain decoding
-could not hold either.
+With enough slots each request takes its phase's action. When KV is short, texts extend no proposal;
+then no head proposes, and drafts give way before SGLang retracts a request: they are verified as
+they are, then wait for slots that another verify pass frees, and are dropped at last. SGLang
+retracts only what plain decoding could not hold either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sglang_parse.core.phases import TARGET_DECODES, Action, Phase
@@ -41,6 +41,7 @@ class KvDemand:
         num_drafted: draft tokens it holds.
         waited: consecutive iterations it has waited.
         proposes: an EAGLE-3 head proposes for it, which ``lookahead_slots`` covers.
+        room: those of ``lookahead_slots`` that a text may extend its proposal by.
         has_ended: it is finished; SGLang frees its slots after this iteration.
     """
 
@@ -52,6 +53,7 @@ class KvDemand:
     num_drafted: int = 0
     waited: int = 0
     proposes: bool = False
+    room: int = 0
     has_ended: bool = False
 
 
@@ -120,20 +122,21 @@ def _allocate(
     demands: Sequence[KvDemand], available: int, page_size: int, frees_soon: bool
 ) -> list[KvGrant]:
     reserve = max((_verify_reserve(d, page_size) for d in demands), default=0)
-    for with_proposals in (True, False):
-        grants = [_full_grant(d, with_proposals) for d in demands]
+    for parts in (("proposal", "room"), ("proposal",), ()):
+        grants = [_full_grant(d, parts) for d in demands]
         if cost(demands, grants, page_size) + reserve <= available:
             return grants
     return _Shortage(demands, available, page_size, reserve, frees_soon).allocate()
 
 
-def _full_grant(demand: KvDemand, with_proposals: bool) -> KvGrant:
+def _full_grant(demand: KvDemand, parts: Collection[str]) -> KvGrant:
     if demand.phase is Phase.WAITING:
         return KvGrant(Action.WAIT, None)
     if not demand.proposes:
         return KvGrant(_ACTIONS[demand.phase], demand.lookahead_slots)
-    if with_proposals:
-        return KvGrant(Action.PROPOSE, demand.lookahead_slots)
+    if "proposal" in parts:
+        num_less = 0 if "room" in parts else demand.room
+        return KvGrant(Action.PROPOSE, demand.lookahead_slots - num_less)
     return KvGrant(Action.DECODE, 1)
 
 

@@ -148,6 +148,8 @@ class Draft:
         candidates: unverified proposals of mask tokens, or of a head, for what follows (``block``).
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
+        room: tokens by which a text may extend it, once it is written.
+        tail_at, tail_source: where the tokens of a text that extends it begin; None without.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -161,6 +163,9 @@ class Draft:
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
+    room: int = 0
+    tail_at: int | None = None
+    tail_source: str = ""
 
     @property
     def num_verified(self) -> int:
@@ -259,6 +264,8 @@ class TraceRecord(TypedDict):
             "eagle3", "mtp", "grammar" or "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
+        tail_at, tail_source: place of the first of the draft's tokens that are a text's, and the
+            text's source; null where none extends the draft.
         finished: the draft model ended the answer; the last question is about the complete answer.
         in_doubt: the draft ended because the draft model was unsure.
         prefix_ends: prefix k is the draft's first ``prefix_ends[k]`` tokens.
@@ -295,6 +302,8 @@ class TraceRecord(TypedDict):
     source: str
     anchor_token_id: int
     draft_token_ids: list[int]
+    tail_at: int | None
+    tail_source: str | None
     finished: bool
     in_doubt: bool
     prefix_ends: list[int]

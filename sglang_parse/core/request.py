@@ -236,6 +236,19 @@ class RequestState:
         self.phase, self.waited = Phase.VERIFYING, 0
         self.notes.telemetry.count_drafted(source, self.num_drafted)
 
+    def make_room(self, num_tokens: int) -> None:
+        """A text may extend the draft that has started by so many tokens."""
+        self.draft.room = num_tokens
+
+    def extend_draft(self, token_ids: Sequence[int], source: str, *, is_exact: bool) -> None:
+        """A text goes on where the complete draft ends; see ``give_draft``."""
+        self.draft.tail_at, self.draft.tail_source = self.num_drafted, source
+        self.draft.room = 0
+        if is_exact:
+            self.draft.judge = None
+        self.draft.token_ids += token_ids
+        self.notes.telemetry.count_drafted(source, len(token_ids))
+
     def ask(
         self,
         prefix_ends: list[int],
@@ -279,10 +292,11 @@ class RequestState:
 
     def count_round(self, one: Round) -> None:
         """Counts a verified draft; ``start_draft`` or ``start_decode`` follows."""
+        own = one.parts[0]
         if one.draft.source == MODEL:
-            self.num_failed = self.num_failed + 1 if one.has_failed else 0
+            self.num_failed = self.num_failed + 1 if own.has_failed else 0
         elif one.draft.source in PROPOSERS:
-            self.num_decoded += len(one.tokens)
+            self.num_decoded += len(own.tokens)
         self.notes.telemetry.count_round(one)
         self.notes.arming.observe(one.num_output, len(one.tokens))
 

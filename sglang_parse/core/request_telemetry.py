@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ class RequestTelemetry:
 
     Attributes:
         stats: counters for ``meta_info``; ``sources``: those of each source of drafts.
-        last_source: source of the last verified draft.
+        last_parts: of the last verified draft, from its end: source, accepted and matched tokens.
         num_target_run, num_matched_run: tokens of the last output that the target chose, and how
             many of those are matched draft tokens.
         strict_refusals: by class, drafts whose acceptance one of its tokens has ended.
@@ -31,7 +31,7 @@ class RequestTelemetry:
 
     stats: Stats = field(default_factory=Stats)
     sources: dict[str, SourceStats] = field(default_factory=dict)
-    last_source: str = ""
+    last_parts: Sequence[tuple[str, int, int]] = ()
     num_target_run: int = 1
     num_matched_run: int = 0
     strict_refusals: dict[str, int] = field(default_factory=dict)
@@ -54,13 +54,17 @@ class RequestTelemetry:
         self.source(source).drafted_tokens += num_tokens
 
     def count_round(self, one: Round) -> None:
-        """Counts a verified draft."""
+        """Counts a verified draft; a text that extends it has tokens, but no round."""
         self.num_target_run, self.num_matched_run = len(one.bonus), one.num_matched
-        self.last_source = one.draft.source
-        for stats in (self.stats, self.source(one.draft.source)):
-            stats.rounds += 1
-            stats.accepted_tokens += one.accepted_len
-            stats.matched_tokens += one.num_matched
+        self.last_parts = [
+            (part.draft.source, part.accepted_len, part.num_matched) for part in one.parts[::-1]
+        ]
+        self.stats.rounds += 1
+        self.source(one.draft.source).rounds += 1
+        for source, accepted, matched in self.last_parts:
+            for stats in (self.stats, self.source(source)):
+                stats.accepted_tokens += accepted
+                stats.matched_tokens += matched
 
     def add_record(self, record: TraceRecord) -> None:
         """Adds a round to the trace."""
@@ -76,9 +80,9 @@ class RequestTelemetry:
         accepted, matched = self.last_of_output(num_lost)
         self.stats.accepted_tokens -= accepted
         self.stats.matched_tokens -= matched
-        if self.last_source:
-            self.sources[self.last_source].accepted_tokens -= accepted
-            self.sources[self.last_source].matched_tokens -= matched
+        for source, accepted, matched in self.last_by_source(num_lost):
+            self.source(source).accepted_tokens -= accepted
+            self.source(source).matched_tokens -= matched
         start = num_output - num_lost
         self.trace = [record for record in self.trace if record["output_start"] < start]
 
@@ -86,6 +90,14 @@ class RequestTelemetry:
         """(accepted, matched) draft tokens among the last ``num_tokens`` of the last output."""
         drafted = max(0, num_tokens - (self.num_target_run - self.num_matched_run))
         return max(0, num_tokens - self.num_target_run), min(drafted, self.num_matched_run)
+
+    def last_by_source(self, num_tokens: int) -> Iterator[tuple[str, int, int]]:
+        """``last_of_output`` by source."""
+        accepted, matched = self.last_of_output(num_tokens)
+        for source, *own in self.last_parts:
+            found = min(accepted, own[0]), min(matched, own[1])
+            accepted, matched = accepted - found[0], matched - found[1]
+            yield source, *found
 
     def charge(
         self,
@@ -96,8 +108,8 @@ class RequestTelemetry:
         decode: float = 0.0,
     ) -> None:
         """Adds the request's part of a stage's wall time, in ms."""
-        if verify and self.last_source:
-            self.sources[self.last_source].verify_ms += verify
+        if verify and self.last_parts:
+            self.sources[self.last_parts[-1][0]].verify_ms += verify
         self.stats.prefill_ms += prefill
         self.stats.draft_ms += draft
         self.stats.verify_ms += verify

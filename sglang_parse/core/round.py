@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sglang_parse.core.phases import Draft
@@ -103,6 +103,27 @@ class Round:
     def num_output(self) -> int:
         """Draft tokens that are output."""
         return min(self.accepted_len + self.num_matched, self.num_verified)
+
+    @cached_property
+    def parts(self) -> Sequence[Round]:
+        """It; where a text extends its draft, what is before that tail, and the tail, if all before
+        it is output.
+
+        >>> draft = Draft([10, 11, 12, 13], "eagle3", tail_at=2, tail_source="prompt")
+        >>> [(one.draft.source, one.tokens) for one in Round(draft, 3, bonus=(99,)).parts]
+        [('eagle3', (10, 11, 12)), ('prompt', (12, 99))]
+        """
+        draft, at = self.draft, self.draft.tail_at
+        if at is None:
+            return (self,)
+        sides = (draft.source, slice(at)), (draft.tail_source, slice(at, None))
+        drafts = [Draft(draft.verified_ids[ids], name, draft.judge) for name, ids in sides]
+        kept, more = min(self.accepted_len, at), max(0, self.accepted_len - at)
+        first = replace(self, draft=drafts[0], accepted_len=kept, bonus=self.tokens[kept : at + 1])
+        if self.num_output < at:
+            return (first,)
+        bonus = self.tokens[at + more :]
+        return first, replace(self, draft=drafts[1], accepted_len=more, bonus=bonus)
 
     @property
     def has_failed(self) -> bool:

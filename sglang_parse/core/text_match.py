@@ -8,7 +8,9 @@ decides where it is entered again.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -95,11 +97,23 @@ class TextMatch:
         self.num_seen += len(token_ids)
         self._newest = [*self._newest, *token_ids][-MAX_MATCH:]
 
+    def after(self, token_ids: Sequence[int]) -> Self:
+        """Where the answer would be if it went on with ``token_ids``; a copy, which may look for
+        the place. This text does not change.
+
+        >>> text = TextMatch([1, 2, 3, 4, 5])
+        >>> text.after([1, 2, 3]).rest(2), text.rest(2)
+        ([4, 5], [1, 2])
+        """
+        ahead = copy.copy(self)
+        ahead.follow(token_ids)
+        return ahead
+
     def _advance(self, token_ids: Sequence[int]) -> None:
         for token in token_ids:
             place = self._place
             if self._grows and place == len(self._tokens):
-                self._ahead.append(token)  # compared with what will arrive
+                self._ahead = [*self._ahead, token]  # compared with what will arrive
             elif place is not None and place < len(self._tokens) and self._tokens[place] == token:
                 self._place = self._behind = place + 1
                 self.num_covered += 1

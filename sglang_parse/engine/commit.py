@@ -76,8 +76,12 @@ class Committer:
     def take_proposals(self, reqs: Sequence[Req], proposals: Sequence[Sequence[int]]) -> None:
         """What a head proposed is each request's draft."""
         for req, token_ids in zip(reqs, proposals, strict=True):
-            with contain_request(req.parse_state, "taking a proposal"):
+            state = req.parse_state
+            with contain_request(state, "taking a proposal"):
                 take_chain(req, token_ids)
+                if len(token_ids) == state.num_drafted > 0:  # no stop token ends it, no grammar
+                    num_free = req.kv.kv_allocated_len - state.committed_len - 1
+                    self.sources.extend(req, num_free - state.num_drafted)
             self.ask(req)
 
     def accept(self, req: Req, result: TargetResult) -> Round:
@@ -107,9 +111,12 @@ class Committer:
 
     def move_on(self, req: Req, one: Round) -> None:
         """Chooses the request's next phase, behind what was output, and asks about its draft."""
-        with contain_request(req.parse_state, "its next draft"):
+        state, draft = req.parse_state, req.parse_state.draft
+        with contain_request(state, "its next draft"):
             if one.tokens:
                 self._move_on(req, one)
+            elif state.phase is Phase.VERIFYING and draft.room and not draft.prefix_ends:
+                self.sources.extend(req, draft.room)
         self.ask(req)
 
     def poll(self, reqs: Sequence[Req]) -> None:
@@ -253,10 +260,10 @@ def _carry_over(one: Round) -> tuple[int, ...]:
 
     A draft that its budget ended inside a segment has tokens after its last prefix. If everything
     before them is output and the target's next token is the first of them, the draft model would
-    write the rest again at the same positions: its KV is there.
+    write the rest again at the same positions: its KV is there, but that of a text's tail.
     """
     last = len(one.tokens) - 1
-    if one.decided_by is None or last < one.num_verified:
+    if one.decided_by is None or last < one.num_verified or one.draft.tail_source:
         return ()
     unverified = one.draft.token_ids[last:]
     return tuple(unverified[1:]) if unverified[:1] == [*one.bonus[-1:]] else ()

@@ -171,7 +171,11 @@ class EagleDecoder(EagleHead):
             emitted: per request of the batch its output tokens.
         """
         accepted = [
-            HeadExtend(result.index, emitted[result.index], self._rows_of(result, result.hidden))
+            HeadExtend(
+                result.index,
+                emitted[result.index],
+                self._rows_of(result, result.hidden, len(emitted[result.index])),
+            )
             for result in results
             if result.hidden is not None
             and emitted[result.index]
@@ -190,13 +194,14 @@ class EagleDecoder(EagleHead):
     def _columns_of(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden if self.columns is None else hidden[:, self.columns]
 
-    def _rows_of(self, result: TargetResult, hidden: torch.Tensor) -> torch.Tensor:
+    def _rows_of(self, result: TargetResult, hidden: torch.Tensor, num_output: int) -> torch.Tensor:
         """A request's rows. A proposal has slots for the longest one: rows after a shorter one make
-        it one shape."""
-        missing = self._chain_rows - len(hidden)
-        if result.action is not Action.PROPOSE or not missing:
+        it one shape, and so does what is left of a text's tail that is not output."""
+        num_rows = self._chain_rows
+        if result.action is not Action.PROPOSE or num_output > num_rows:
             return hidden
-        return torch.nn.functional.pad(hidden, (0, 0, 0, missing))
+        hidden = hidden[:num_rows]
+        return torch.nn.functional.pad(hidden, (0, 0, 0, num_rows - len(hidden)))
 
     def _extend_fixed(
         self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[HeadExtend]

@@ -171,7 +171,8 @@ class Schedule:
         if has_ended(req):
             return KvDemand(state.phase, committed, allocated, 0, has_ended=True)
         proposes = takes_proposal(req)
-        rows = 1 + get_spec().speculative_num_steps if proposes else 1
+        room = state.draft.room
+        rows = 1 + get_spec().speculative_num_steps + room if proposes else 1
         budget = draft_budget(req, self.config.draft_tokens)
         chunk = self.controller.limits.draft_chunk
         # The block that completes a chunk is accepted whole.
@@ -183,10 +184,11 @@ class Schedule:
             committed=committed,
             allocated=allocated,
             lookahead_slots=lookahead_slots(state, chunk, budget, rows, self.block_rows),
-            max_verify_slots=1 + longest_draft + num_questions * self.max_question_len,
+            max_verify_slots=1 + longest_draft + room + num_questions * self.max_question_len,
             num_drafted=state.num_drafted + state.num_draft_inflight,
             waited=state.waited,
             proposes=proposes,
+            room=room,
         )
 
 

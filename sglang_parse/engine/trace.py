@@ -25,7 +25,7 @@ def trace_record(
     draft, verdicts, refusal = one.draft, one.verdicts, one.verdicts.refusal
     asked = judge if draft.judge else None
     question = asked and asked.question
-    if draft.source == ANSWERS:  # somebody else's text
+    if ANSWERS in (draft.source, draft.tail_source):  # somebody else's text
         draft, refusal = draft.accepted(one.accepted_len), None
     num_prefixes, num_verified = len(draft.prefix_ends), draft.num_verified
     record: TraceRecord = {
@@ -33,6 +33,8 @@ def trace_record(
         "source": draft.source,
         "anchor_token_id": state.output_ids[-1],
         "draft_token_ids": list(draft.token_ids),
+        "tail_at": draft.tail_at,
+        "tail_source": draft.tail_source or None,
         "finished": draft.finished,
         "in_doubt": draft.in_doubt,
         "prefix_ends": list(draft.prefix_ends),

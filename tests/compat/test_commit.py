@@ -113,6 +113,7 @@ class Served:
             sampling_params=SimpleNamespace(max_new_tokens=len(OUTPUT) + limit, top_k=1),
             grammar=None,
             return_logprob=False,
+            kv=SimpleNamespace(kv_allocated_len=1000),
             parse_incoming={},
         )
 

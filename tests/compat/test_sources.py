@@ -17,6 +17,7 @@ from sglang_parse.core.counters import Counters
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import (
     ANSWERS,
+    EAGLE3,
     ENDPOINT,
     GRAMMAR,
     MODEL,
@@ -27,6 +28,7 @@ from sglang_parse.core.phases import (
 )
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.round import Round
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.build import build_sources
@@ -34,6 +36,7 @@ from sglang_parse.engine.logits import grammar as grammar_module
 from sglang_parse.engine.sources import chain as chain_module
 from sglang_parse.engine.sources import endpoint as endpoint_module
 from sglang_parse.engine.sources.chain import NOTHING
+from sglang_parse.engine.sources.eagle import take_chain
 from sglang_parse.engine.sources.endpoint import FIRST_PAUSE, MAX_LATE
 from sglang_parse.engine.sources.endpoint_client import Stream
 from sglang_parse.engine.sources.incoming import TextEncoder
@@ -90,6 +93,7 @@ class Server:
         monkeypatch: pytest.MonkeyPatch,
         *,
         model: bool = False,
+        head: Any = None,
         mode: str = "always",
         is_first_rank: bool = True,
         prompt_drafts: str = "off",
@@ -108,6 +112,7 @@ class Server:
             self.counters,
             TextEncoder(Characters(), 1000) if is_first_rank else None,
             drafter=object() if model else None,
+            head=head,
             client=self.client if is_first_rank else None,
         )
 
@@ -579,3 +584,164 @@ def test_who_asks_for_drafts_gets_them_whatever_a_pass_costs(
     server.start(forced, "{")
     drafts = [req.parse_state.phase is Phase.VERIFYING for req in (changed, forced)]
     assert drafts == [always, always]
+
+
+# -- tails of others' drafts ------------------------------------------------------------
+
+HEAD = SimpleNamespace(num_steps=3, num_run=3, steps_for=lambda _: 3)
+SPLIT = "one two three four five six"
+
+
+def proposed(
+    monkeypatch: pytest.MonkeyPatch,
+    chain: str,
+    prediction: str = SPLIT,
+    *,
+    limit: int = 100,
+    judge: str | None = None,
+    written: str = "zzzz",
+    **more: Any,
+) -> tuple[Server, Any]:
+    """A request whose answer has left its texts; the head proposes the characters of ``chain``."""
+    server = Server(monkeypatch, head=HEAD, **more)
+    req = server.request(prediction=prediction)
+    state = req.parse_state
+    state.policy = replace(state.policy, proposer=EAGLE3, judge=judge)
+    assert server.start(req, written) == ""
+    assert (state.phase, state.draft.source) == (Phase.DECODING, EAGLE3)
+    take_chain(req, [*map(ord, chain)])
+    server.chain.extend(req, limit)
+    return server, req
+
+
+def tail_of(req: Any) -> tuple[str, str]:
+    """The text behind the chain, and whose it is."""
+    draft = req.parse_state.draft
+    at = len(draft.token_ids) if draft.tail_at is None else draft.tail_at
+    return "".join(map(chr, draft.token_ids[at:])), draft.tail_source
+
+
+def verified(server: Server, req: Any, num_output: int) -> None:
+    """The request's draft is kept as far as that."""
+    one = Round(req.parse_state.draft, num_output, bonus=(ord("#"),))
+    server.chain.observe(req, one)
+    req.parse_state.count_round(one)
+    req.parse_state.write(one.tokens)
+
+
+def test_a_text_goes_on_where_a_chain_ends(monkeypatch: pytest.MonkeyPatch):
+    """``room`` slots are planned for it, and it drafts alone behind what was output of it."""
+    server, req = proposed(monkeypatch, "four")
+    assert tail_of(req) == (" five six", PREDICTION)
+    assert req.parse_state.draft.judge is None
+    verified(server, req, 4 + 5)
+    counts = req.parse_state.notes.telemetry.sources
+    assert (counts[EAGLE3].accepted_tokens, counts[EAGLE3].drafted_tokens) == (4, 4)
+    assert (counts[PREDICTION].accepted_tokens, counts[PREDICTION].drafted_tokens) == (5, 9)
+    assert (counts[EAGLE3].rounds, counts[PREDICTION].rounds) == (1, 0)
+    text = req.parse_state.notes.texts[PREDICTION]
+    assert text.length.net_loss == -5.0  # tried for nothing where nothing is timed
+    assert server.start(req, "") == ""
+    assert server.start(req, "six") == ""
+
+
+def test_a_chain_that_is_in_no_text_stays_alone(monkeypatch: pytest.MonkeyPatch):
+    _, req = proposed(monkeypatch, "abcd")
+    assert tail_of(req) == ("", "")
+    assert req.parse_state.draft.tail_at is None
+    _, req = proposed(monkeypatch, "six")  # where the text ends
+    assert tail_of(req) == ("", "")
+
+
+@pytest.mark.parametrize(("limit", "tail"), [(0, ""), (1, " "), (3, " fi"), (100, " five six")])
+def test_a_tail_has_slots(monkeypatch: pytest.MonkeyPatch, limit: int, tail: str):
+    assert tail_of(proposed(monkeypatch, "four", limit=limit)[1])[0] == tail
+
+
+def test_the_answers_end_is_the_targets(monkeypatch: pytest.MonkeyPatch):
+    """No tail ends the answer: by a stop token, or by its length."""
+    prompt = "one two three fo" + chr(STOP)
+    for judge in (None, "likelihood"):
+        server, req = proposed(monkeypatch, "two ", "", written="one ", prompt_drafts="off")
+        assert tail_of(req) == ("", "")
+        server = Server(monkeypatch, head=HEAD, prompt_drafts="on")
+        req = server.request(prompt)
+        req.parse_state.policy = replace(req.parse_state.policy, proposer=EAGLE3, judge=judge)
+        assert server.start(req, "xyz") == ""
+        take_chain(req, [*map(ord, "two ")])
+        server.chain.extend(req, 100)
+        assert tail_of(req) == ("three fo", PROMPT)
+    server, req = proposed(monkeypatch, "four")
+    req.sampling_params.max_new_tokens = 4 + 4 + 3
+    req.parse_state.draft.token_ids[4:] = []
+    server.chain.extend(req, 100)
+    assert tail_of(req)[0] == " f"
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_a_copy_makes_a_chain_exact_and_no_judged_draft(
+    monkeypatch: pytest.MonkeyPatch, is_exact: bool
+):
+    """All of a draft is verified alike, by the stricter rule; what a draft model wrote for a judge
+    is extended by texts of the same rule only."""
+    prompt_drafts = "on" if is_exact else "off"
+    server = Server(monkeypatch, head=HEAD, model=True, prompt_drafts=prompt_drafts)
+    for source in (EAGLE3, MODEL):
+        req = server.request(SPLIT, prediction="" if is_exact else SPLIT)
+        state = req.parse_state
+        state.policy = replace(state.policy, proposer=EAGLE3, judge="likelihood")
+        write(req, "zzzz")
+        for text in state.notes.texts.values():
+            text.follow(state.output_ids)
+        assert server.chain.start(req) == ""  # the draft model's
+        assert state.draft.source == MODEL
+        if source == EAGLE3:
+            state.wait_for_proposal(4, EAGLE3, is_exact=False)
+            take_chain(req, [*map(ord, "four")])
+        else:
+            state.add_draft([*map(ord, "four")], 4, num_launched=0)
+        server.chain.extend(req, 100)
+        extends = not is_exact or source == EAGLE3
+        assert tail_of(req)[0][:9] == (" five six" if extends else "")
+        assert state.draft.judge == (None if is_exact and extends else "likelihood")
+
+
+def test_a_draft_that_its_writer_ended_is_not_extended(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, model=True)
+    for ids, tail in (([*map(ord, "four")], " five six"), ([*map(ord, "four"), STOP], "")):
+        req = server.request(prediction=SPLIT)
+        assert server.start(req, "zzzz") == ""
+        assert (req.parse_state.draft.source, req.parse_state.draft.room) == (MODEL, 32)
+        req.parse_state.add_draft(ids, len(ids), num_launched=0)
+        server.chain.extend(req, 100)
+        assert tail_of(req)[0] == tail
+
+
+def test_a_grammar_ends_a_tail(monkeypatch: pytest.MonkeyPatch):
+    server = Server(monkeypatch, head=HEAD)
+    walk = Forces("", num_allowed=7)
+    req = constrained(server, walk, prediction=SPLIT)
+    req.parse_state.policy = replace(req.parse_state.policy, proposer=EAGLE3)
+    assert server.start(req, "zzzz") == ""
+    take_chain(req, [*map(ord, "four")])
+    server.chain.extend(req, 100)
+    assert tail_of(req)[0] == " fi"
+
+
+def test_tails_that_are_never_reached_stop(monkeypatch: pytest.MonkeyPatch):
+    """Their rows are charged to the text's budget, with which room for them ends; and that a chain
+    of this match is not kept is remembered."""
+    server, req = proposed(monkeypatch, "four")
+    text, kept = req.parse_state.notes.texts[PREDICTION], []
+    source = server.chain._by_name[PREDICTION]
+    for _ in range(60):
+        kept.append(source._kept.chance(text.match_len))
+        text.cost = 0.2
+        verified(server, req, 0)
+        assert server.start(req, "zzzz") == ""
+        take_chain(req, [*map(ord, "four")])
+        server.chain.extend(req, 100)
+        if not tail_of(req)[0]:
+            break
+    assert kept[-1] < kept[0]
+    assert text.length.left(len(req.parse_state.output_ids)) <= 0 == req.parse_state.draft.room

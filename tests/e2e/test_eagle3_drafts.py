@@ -180,6 +180,51 @@ def test_the_head_goes_on_where_a_text_is_wrong(
     assert _per_pass([answer]) > 2
 
 
+def tails(answers: Sequence[dict[str, Any]]) -> list[int]:
+    """Output tokens of each text's tail behind a proposal, of traced answers."""
+    records = [record for answer in answers for record in parse_info(answer)["trace"]]
+    records = [record for record in records if record["tail_source"]]
+    for one in records:
+        assert (one["source"], one["tail_source"]) == ("eagle3", "prediction")
+        assert 0 < one["tail_at"] <= 3 < 3 + 32 >= len(one["draft_token_ids"])
+    return [
+        max(0, one["accepted_len"] + len(one["bonus_token_ids"]) - 1 - one["tail_at"])
+        for one in records
+    ]
+
+
+@pytest.mark.parametrize("concurrency", [8, pytest.param(1, marks=MORE)])
+def test_a_text_goes_on_where_a_proposal_ends(
+    alone: Client, wordings_plain: Client, prompts: list, concurrency: int
+):
+    """Of the answer with other numbers in every second line; each source counts its own tokens, and
+    above threshold 1 the answer is the plain target's. Below it the texts are judged as the head's
+    tokens are."""
+    expected = wordings_plain.generate_all(prompts, 8, **LIMIT)
+    lines = [one["text"].replace("<|im_end|>", "").splitlines(True) for one in expected]
+    other = str.maketrans("0123456789", "1234567890")
+    texts = [
+        "".join(line.translate(other) if n % 2 else line for n, line in enumerate(answer))
+        for answer in lines
+    ]
+    for threshold in (1.5, 0.0):
+        options = {"threshold": threshold, "trace": True, "strict": []}
+        with ThreadPoolExecutor(concurrency) as pool:
+            jobs = [
+                pool.submit(alone.generate, prompt, parse={"draft": text, **options}, **LIMIT)
+                for prompt, text in zip(prompts, texts, strict=True)
+            ]
+            answers = [job.result() for job in jobs]
+        if threshold > 1:
+            assert ids_of(answers) == ids_of(expected)
+        list(map(assert_adds_up, answers))
+        assert sum(tails(answers)) > 4
+        for info in map(parse_info, answers):
+            for figure in ("drafted_tokens", "accepted_tokens", "matched_tokens", "rounds"):
+                assert sum(own[figure] for own in info["sources"].values()) == info[figure]
+    alone.assert_nothing_lost()
+
+
 @MORE
 @pytest.mark.parametrize("place", ["head-draft", "head-extend"])
 def test_a_failing_head_ends_its_requests(

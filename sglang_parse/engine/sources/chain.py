@@ -70,29 +70,58 @@ class SourceChain:
     def start(self, req: Req) -> str:
         """Starts the request's next draft, of the first source that has one which is expected to
         pay; see ``Source.start``."""
-        return _start(req, self._sources, NOTHING)
+        return self._start(req, self._sources, NOTHING)
 
     def resume(self, req: Req) -> str:
         """Starts a draft of a request that waits for one, or waits on; see ``Source.resume``."""
         waited = self._by_name[req.parse_state.draft.source]
         if not (reason := waited.resume(req)):
             return ""
-        return _start(req, self._sources[self._sources.index(waited) + 1 :], reason)
+        return self._start(req, self._sources[self._sources.index(waited) + 1 :], reason)
+
+    def extend(self, req: Req, limit: int) -> None:
+        """Lets a text go on where the request's complete draft ends, in the same verify pass.
+
+        Args:
+            limit: tokens that there are KV slots for.
+        """
+        draft = req.parse_state.draft
+        for source in () if draft.finished or draft.is_truncated else self._extending(req):
+            if tail := source.tail(req, limit):
+                req.parse_state.extend_draft(tail, source.name, is_exact=source.is_exact)
+                return
+
+    def _extending(self, req: Req) -> Sequence[Source]:
+        """Those that may extend the request's draft, in order. All of a draft is verified alike."""
+        draft, own = req.parse_state.draft, self._by_name.get(req.parse_state.draft.source)
+        if own is None or not own.takes_tails:
+            return ()
+        keeps_judge = draft.judge is not None and not own.yields_to_copies
+        return [s for s in _serving(req, self._sources) if not (s.is_exact and keeps_judge)]
 
     def observe(self, req: Req, one: Round) -> None:
-        """Tells the source of the request's draft how it was verified."""
+        """Tells the sources of the request's draft how it was verified."""
         source = self._by_name.get(one.draft.source)
-        if source is not None:  # not for the tokens that a client gave
-            source.observe(req, one)
+        if source is None:  # the tokens that a client gave
+            return
+        source.observe(req, one.parts[0])
+        if one.draft.tail_source:
+            tail = one.parts[1] if len(one.parts) > 1 else None
+            self._by_name[one.draft.tail_source].observe_tail(req, tail)
+
+    def _start(self, req: Req, sources: Iterable[Source], reason: str) -> str:
+        for source in _serving(req, sources):
+            if not (found := source.start(req)):
+                rooms = [other.room(req) for other in self._extending(req)]
+                req.parse_state.make_room(max(rooms, default=0))
+                return ""
+            reason = found if source.explains else reason
+        return reason
 
 
-def _start(req: Req, sources: Iterable[Source], reason: str) -> str:
-    serving = (source for source in sources if source.serves(req))
-    for source in sorted(serving, key=lambda source: source.rank(req)):
-        if not (found := source.start(req)):
-            return ""
-        reason = found if source.explains else reason
-    return reason
+def _serving(req: Req, sources: Iterable[Source]) -> Sequence[Source]:
+    """Those that may draft for the request, in order."""
+    return sorted((s for s in sources if s.serves(req)), key=lambda source: source.rank(req))
 
 
 def _take(req: Req, source: Source) -> News | None:

@@ -13,6 +13,7 @@ class DraftModelSource(Source):
     """Drafts that the draft model writes over the next iterations, planned by the controller."""
 
     name = MODEL
+    takes_tails = True
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller

@@ -32,6 +32,8 @@ class EagleSource(Source):
         head: proposes them; it runs as many steps as its longest proposal has tokens, or all.
     """
 
+    takes_tails = yields_to_copies = True  # a few tokens: a judge accepts little more of them
+
     def __init__(self, config: ParseConfig, controller: Controller, head: EagleHead) -> None:
         self._config, self._controller, self._head = config, controller, head
         self.name = config.proposer

@@ -14,6 +14,7 @@ from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import PROMPT
 from sglang_parse.core.prompt_match import KNOWN, PromptMatch
 from sglang_parse.core.request_text import RequestText
+from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.source import Source
 from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextParts, TextSource
@@ -53,9 +54,9 @@ class PromptSource(TextSource):
         self._saved = min(MAX_SAVED, self._saved + SEARCH_SHARE * num_new)
         return super().start(req)
 
-    def _rest(self, text: RequestText, limit: int) -> Sequence[int]:
-        is_known = text.match.follows or self._saved > 0
-        return super()._rest(text, limit) if is_known else ()
+    def _rest(self, text: RequestText, match: TextMatch, limit: int) -> Sequence[int]:
+        is_known = match.follows or self._saved > 0
+        return super()._rest(text, match, limit) if is_known else ()
 
     def _pay(self, text: RequestText, cost: float) -> None:
         del text
@@ -67,14 +68,14 @@ class PromptSource(TextSource):
     def _choose(
         self,
         req: Req,
-        text: RequestText,
+        match_len: int,
         limit: int,
         cost: Callable[[int], float],
         ends: Sequence[int],
+        rival: float = 1.0,
     ) -> int:
         """Where nothing is timed, or drafts are asked for: by constants, alike in every run."""
         if self._controller.is_adaptive and not req.parse_state.policy.always_drafts:
-            return super()._choose(req, text, limit, cost, ends)
-        match_len = text.match.match_len
+            return super()._choose(req, match_len, limit, cost, ends, rival)
         longest = max(self._controller.config.probe_tokens, 2 * match_len)
         return min(limit, longest) if match_len >= KNOWN else 0

@@ -16,8 +16,10 @@ source drafts if that pays beside what the next ones would bring, which ``core.p
 
 A source sees of a round what was accepted (``observe``), and of an answer its tokens
 (``RequestState.output_ids``). It starts drafts by ``RequestState.give_draft`` and its like; what it
-keeps for a request lies in ``Notes.texts`` or ``Req.parse_incoming``. All ranks must decide alike:
-nothing here may read a clock, or anything else that only one rank knows, outside of ``take``.
+keeps for a request lies in ``Notes.texts`` or ``Req.parse_incoming``. Where a draft that was made
+ends in a text, the text may extend it (``tail``): the same pass verifies both. All ranks must
+decide alike: nothing here may read a clock, or anything else that only one rank knows, outside of
+``take``.
 """
 
 from __future__ import annotations
@@ -58,10 +60,14 @@ class Source(ABC):
     Attributes:
         name: in ``Draft.source``, ``meta_info`` and metrics.
         explains: its reason is the request's if nothing drafts.
+        takes_tails: a text may extend its drafts; ``yields_to_copies``: one that is exact under
+            every judge, too, which makes all of the draft so.
+        is_exact: its drafts are compared with the target's choices, whatever the judge is.
     """
 
     name: str
     explains = True
+    takes_tails = yields_to_copies = is_exact = False
 
     # -- a request's life ---------------------------------------------------------
 
@@ -102,6 +108,22 @@ class Source(ABC):
 
     def observe(self, req: Req, one: Round) -> None:  # noqa: B027
         """Learns how the request's draft, which is of this source, was verified."""
+
+    # -- tails of others' drafts --------------------------------------------------
+
+    def room(self, req: Req) -> int:
+        """Tokens by which it may extend the draft that has started."""
+        del req
+        return 0
+
+    def tail(self, req: Req, limit: int) -> Sequence[int]:
+        """What follows the request's draft in it, at most ``limit`` tokens; none if that is not
+        expected to pay."""
+        del req, limit
+        return ()
+
+    def observe_tail(self, req: Req, one: Round | None) -> None:  # noqa: B027
+        """Learns how its tail of a draft was verified; None if what is before it was refused."""
 
     # -- tokens that arrive -------------------------------------------------------
 

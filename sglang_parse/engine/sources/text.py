@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.copies import MATCHES, CopyStats
 from sglang_parse.core.loss import Budget
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
@@ -27,6 +29,8 @@ from sglang_parse.engine.sources.source import News, Source
 SEARCH_MS_PER_TOKEN = 4e-6
 """Time to look for an answer's place, per token of the text: a constant, because the ranks' clocks
 differ. A prompt, which has no index, takes a quarter of it."""
+MAX_TAIL = 32
+"""Tokens by which a text extends another source's draft at most; it drafts alone behind them."""
 MAX_PREFIXES = 4
 """Prefixes that a pass verifies by questions: where a text stops to fit is not known."""
 
@@ -54,17 +58,17 @@ class TextSource(Source):
     """Drafts from the texts of one kind, ``name`` among ``Notes.texts``.
 
     Attributes:
-        is_exact: its drafts are compared with the target's choices, whatever the judge is.
         search_ms: see ``SEARCH_MS_PER_TOKEN``.
     """
 
-    is_exact, search_ms = False, SEARCH_MS_PER_TOKEN
+    search_ms = SEARCH_MS_PER_TOKEN
 
     def __init__(self, name: str, parts: TextParts) -> None:
         self.name, self._config, self._controller = name, parts.config, parts.controller
         self._segments, self._question_rows = parts.segments, parts.question_rows
         self._max_prefixes = min(MAX_PREFIXES, parts.config.max_prefixes)
         self._stats = TextSourceStats(parts.controller.config)
+        self._kept = CopyStats()  # drafts that a text went on from, by their end's match
 
     def new_text(self, req: Req, *, is_complete: bool = True) -> RequestText:
         """A text of the request, without tokens.
@@ -101,10 +105,10 @@ class TextSource(Source):
         if not match.follows and text.length.left(num_output) <= 0:
             return f"{self.name}: it did not fit"  # a search would cost, too
         limit = min(self._config.draft_tokens, tokens_left(req))
-        rest = self._rest(text, limit) if limit > 1 else ()
+        rest = self._rest(text, match, limit) if limit > 1 else ()
         cost = partial(self._cost, always=state.policy.always_drafts)
         ends = self._ends(text, rest, limit)
-        length = self._choose(req, text, len(rest), cost, ends)
+        length = self._choose(req, match.match_len, len(rest), cost, ends, self._rival(req))
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
         if not state.notes.arming.may_start(state.num_inflight):
@@ -116,27 +120,56 @@ class TextSource(Source):
         draft_ids = draft_ids[: num_allowed(req, draft_ids)]
         if not draft_ids:
             return f"the request's grammar refuses the {self.name}"
-        text.cost = cost(length)
+        text.cost, text.match_len = cost(length), match.match_len
         state.give_draft(draft_ids, self._max_prefixes, self.name, is_exact=self.is_exact)
         return ""
 
     def _choose(
         self,
         req: Req,
-        text: RequestText,
+        match_len: int,
         limit: int,
         cost: Callable[[int], float],
         ends: Sequence[int],
+        rival: float = 1.0,
     ) -> int:
         """See ``TextLength.choose``."""
-        match_len, num_output = text.match.match_len, len(req.parse_state.output_ids)
-        return text.length.choose(match_len, limit, num_output, cost, ends, self._rival(req))
+        state = req.parse_state
+        length, num_output = state.notes.texts[self.name].length, len(state.output_ids)
+        return length.choose(match_len, limit, num_output, cost, ends, rival)
 
-    def _rest(self, text: RequestText, limit: int) -> Sequence[int]:
-        """The text's next tokens; charges what looking for the answer's place has cost all."""
-        before = text.match.num_searched
-        rest = text.match.rest(limit)
-        num_searched = text.match.num_searched - before
+    def room(self, req: Req) -> int:
+        state, text = req.parse_state, req.parse_state.notes.texts.get(self.name)
+        if text is None or self._is_off(req) or text.length.left(len(state.output_ids)) <= 0:
+            return 0
+        return max(0, min(MAX_TAIL, tokens_left(req) - 1))
+
+    def tail(self, req: Req, limit: int) -> Sequence[int]:
+        """The answer's end is left to the target, which chooses it in the row before it."""
+        state, draft = req.parse_state, req.parse_state.draft
+        most = min(self._config.draft_tokens, tokens_left(req) - 1) - state.num_drafted
+        limit = min(limit, most, self.room(req))
+        if limit < 1:
+            return ()
+        text = state.notes.texts[self.name]
+        match = text.match.after([*state.output_ids[text.match.num_seen :], *draft.token_ids])
+        rest = self._rest(text, match, limit)
+        rest = [*takewhile(lambda token: token not in state.policy.stop_ids, rest)]
+        ends = self._segments.ends(rest) if self._segments and draft.judge else ()
+        chance = self._kept.chance(match.match_len or MATCHES[-1])  # else its rows are for nothing
+        cost = partial(self._tail_cost, req)
+        length = self._choose(req, match.match_len, len(rest), lambda n: cost(n) / chance, ends)
+        ids = [*draft.token_ids, *rest[:length]]
+        tail = ids[state.num_drafted : num_allowed(req, ids)]
+        text.cost, text.match_len = cost(len(tail)), match.match_len
+        return tail
+
+    def _rest(self, text: RequestText, match: TextMatch, limit: int) -> Sequence[int]:
+        """The next tokens at ``match``, the answer's place in the text or that of a draft's end;
+        charges what looking for it has cost all."""
+        before = match.num_searched
+        rest = match.rest(limit)
+        num_searched = match.num_searched - before
         self._pay(text, self._controller.tokens_in(self.search_ms * num_searched))
         return rest
 
@@ -158,8 +191,10 @@ class TextSource(Source):
         """The text's answer goes on; returns why nothing drafts, if so."""
         state = req.parse_state
         state.notes.texts[self.name].follow(state.output_ids)
-        is_off = self._config.drafting == "never" and not state.policy.always_drafts
-        return DRAFTING_OFF if is_off else ""
+        return DRAFTING_OFF if self._is_off(req) else ""
+
+    def _is_off(self, req: Req) -> bool:
+        return self._config.drafting == "never" and not req.parse_state.policy.always_drafts
 
     def arrive(self, req: Req, news: News) -> None:
         req.parse_state.notes.texts[self.name].extend(
@@ -169,9 +204,17 @@ class TextSource(Source):
             num_unused=news.num_unused,
         )
 
+    def observe_tail(self, req: Req, one: Round | None) -> None:
+        text = req.parse_state.notes.texts[self.name]
+        self._kept.see(text.match_len or MATCHES[-1], goes_on=one is not None)
+        if one is None:
+            text.length.lose(text.cost)
+        else:
+            self.observe(req, one)
+
     def observe(self, req: Req, one: Round) -> None:
         text = req.parse_state.notes.texts[self.name]
-        text.length.observe(text.match.match_len, one, text.cost)
+        text.length.observe(text.match_len, one, text.cost)
         text.is_verified = True
         if one.num_output == one.num_verified:
             text.match.follow_draft()
@@ -186,6 +229,13 @@ class TextSource(Source):
         questions = 0 if self.is_exact else self._max_prefixes * self._question_rows
         rows = 1 + num_tokens + questions
         return self._controller.extra_cost(rows, always=always)
+
+    def _tail_cost(self, req: Req, num_tokens: int) -> float:
+        """Of so many rows more in a pass that verifies the running requests' drafts."""
+        state, controller = req.parse_state, self._controller
+        rows = controller.num_running * (1 + state.num_drafted)
+        more_ms = controller.ms(Stage.VERIFY, rows + num_tokens) - controller.ms(Stage.VERIFY, rows)
+        return 0.0 if state.policy.always_drafts else controller.tokens_in(more_ms)
 
     def _rival(self, req: Req) -> float:
         """See ``TextLength.choose``: of the draft model, if this request's drafts were of use."""
