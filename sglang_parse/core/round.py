@@ -116,14 +116,14 @@ class Round:
         draft, at = self.draft, self.draft.tail_at
         if at is None:
             return (self,)
-        sides = (draft.source, slice(at)), (draft.tail_source, slice(at, None))
-        drafts = [Draft(draft.verified_ids[ids], name, draft.judge) for name, ids in sides]
+        own = replace(draft, token_ids=draft.verified_ids[:at], prefix_ends=[], tail_at=None)
+        tail = Draft(draft.verified_ids[at:], draft.tail_source, draft.judge)
         kept, more = min(self.accepted_len, at), max(0, self.accepted_len - at)
-        first = replace(self, draft=drafts[0], accepted_len=kept, bonus=self.tokens[kept : at + 1])
+        first = replace(self, draft=own, accepted_len=kept, bonus=self.tokens[kept : at + 1])
         if self.num_output < at:
             return (first,)
         bonus = self.tokens[at + more :]
-        return first, replace(self, draft=drafts[1], accepted_len=more, bonus=bonus)
+        return first, replace(self, draft=tail, accepted_len=more, bonus=bonus)
 
     @property
     def has_failed(self) -> bool:

@@ -42,7 +42,9 @@ def test_drafts_end_in_doubt(
     infos = [parse_info(answer) for answer in answers]
     rounds = [one for info in infos for one in info["trace"] if one["source"] == "model"]
     unsure = [one for one in rounds if one["in_doubt"]]
-    assert len(unsure) == sum(info["doubted_drafts"] for info in infos) > len(prompts) / 4
+    assert len(unsure) == sum(info["doubted_drafts"] for info in infos)
+    if concurrency == 1:  # drafts that share forwards may reach their length first
+        assert len(unsure) > len(prompts) / 4
     assert doubted(doubting) - before == len(unsure)
     for one in unsure:
         assert 0 < one["plan"]["least_chance"] <= 1

@@ -1,6 +1,6 @@
 """Counts of a pair's drafts on a real server, by mode: rounds, drafted, accepted and doubted.
 
-    PYTHONPATH=tests:examples/demo_pair python tests/support/draft_counts.py [PROBLEMS]
+    PYTHONPATH=tests:examples/demo_pair python tests/support/draft_counts.py [PROBLEMS [SERVER]]
 
 The demo pair answers held-out problems one after another, in token mode and with the likelihood. To
 compare two builds, run it in both trees: counts tell as much on a busy machine as on an idle one,
@@ -31,10 +31,10 @@ WARM_UP = 8
 """Problems before those that count: costs and chances are learned from them."""
 
 
-def main(count: int = 24) -> None:
-    prompts = rendered(DEMO_PAIR / "target", held_out_problems(WARM_UP + count, seed=8))
+def main(count: str = "24", *servers: str) -> None:
+    prompts = rendered(DEMO_PAIR / "target", held_out_problems(WARM_UP + int(count), seed=8))
     models = Models(str(DEMO_PAIR / "target"), str(DEMO_PAIR / "draft"))
-    for spec in server_specs(models, SERVERS):
+    for spec in server_specs(models, servers or SERVERS):
         print(json.dumps({"server": spec.name, **counts(spec, prompts)}), flush=True)
 
 
@@ -51,6 +51,7 @@ def counts(spec: ServerSpec, prompts: Sequence[str]) -> dict[str, float]:
     drafts = [info["sources"].get(MODEL, {}) for info in infos]
     names = ("rounds", "drafted_tokens", "accepted_tokens", "matched_tokens")
     found = {name: sum(one.get(name, 0) for one in drafts) for name in names}
+    found["rounds_of_all_sources"] = sum(info["rounds"] for info in infos)
     for name in ("draft_forwards", "skipped_drafts", "doubted_drafts"):
         found[name] = sum(info.get(name, 0) for info in infos)
     output = sum(len(answer["output_ids"]) for answer in answers)
@@ -59,4 +60,4 @@ def counts(spec: ServerSpec, prompts: Sequence[str]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*sys.argv[1:])
