@@ -73,8 +73,10 @@ def test_arming_drops_no_step_and_costs_little(device: str):
     assert dropped_per_draft(found["armed"]) == 0
     assert dropped_per_draft(found["dropped"]) > 0.1
     each = {name: {kind: speedup(of[kind]) for kind in of} for name, of in found.items()}
-    for kind in each["off"]:
-        assert each["armed"][kind] > 0.93 * each["off"][kind], kind
+    kept = {kind: each["armed"][kind] / each["off"][kind] for kind in each["off"]}
+    # Five texts of a kind scatter by 0.04, and change with the repository.
+    assert min(kept.values()) > 0.87, kept
+    assert geometric_mean(kept.values()) > 0.95, kept
     assert geometric_mean(each["armed"].values()) > geometric_mean(each["dropped"].values())
 
 
