@@ -49,6 +49,7 @@ class Req(Protocol):
     eos_token_ids: Sequence[int] | None
     grammar: Any
     lora_id: str | None
+    multimodal_inputs: Any
     session: Any
     extra_key: str | None
     cache_salt: str | None

@@ -167,9 +167,8 @@ def head_config(args: Any, setting: str, path: str) -> Any:
 def mtp_config(args: Any, path: str | None = None) -> Any:
     """Returns the ``ModelConfig`` of the MTP layer of a checkpoint, by default the target's, as of
     stock SGLang's EAGLE: with the class and the KV of the layer, where it has one."""
-    own, setting = (args.model_path, args.revision), flag("mtp")
-    place = (path, MAIN) if path else own
-    return _read(setting, place[0], partial(_config_of_draft, args, *place, "EAGLE"))
+    where, revision = (path, MAIN) if path else (args.model_path, args.revision)
+    return _read(flag("mtp"), where, partial(_config_of_draft, args, where, revision, "EAGLE"))
 
 
 def _draft_revision(args: Any) -> str:

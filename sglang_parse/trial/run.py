@@ -37,8 +37,8 @@ from sglang_parse.core.phases import MODEL
 from sglang_parse.doctor.finding import FAILS, WARNING
 from sglang_parse.tasks.collect import ACCEPT_ALL
 from sglang_parse.trial.forecast import Trial
+from sglang_parse.trial.measured import Measured
 from sglang_parse.trial.report import content, sections
-from sglang_parse.trial.served import Served
 from sglang_parse.trial.settings import TrialSettings
 
 WARM_UP_TOKENS, FEWEST_ANSWERS = 16, 4
@@ -106,7 +106,7 @@ def items_for(settings: TrialSettings, model_path: str) -> list[Item]:
     return prompts_for(path, model_path, count, with_text=is_alone)
 
 
-def measure(settings: TrialSettings, pool: Pool, log: ProgressLog) -> Served:
+def measure(settings: TrialSettings, pool: Pool, log: ProgressLog) -> Measured:
     """Asks both servers for about the budget."""
     seconds = {name: share * settings.budget for name, share in SHARES.items()}
     drafts = None
@@ -131,7 +131,7 @@ def measure(settings: TrialSettings, pool: Pool, log: ProgressLog) -> Served:
     with pool.awake(PLAIN) as (endpoint,):
         plain = answers(endpoint, items, {}, most, seconds["plain"], together)
     if drafts is None:
-        return Served(parse, plain, together)
+        return Measured(parse, plain, together)
     return Trial(parse, plain, together, drafts, step.per_token("decode_ms"), texts)
 
 

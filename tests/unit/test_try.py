@@ -30,8 +30,8 @@ from sglang_parse.trial.forecast import (
     refused,
     through,
 )
+from sglang_parse.trial.measured import Measured
 from sglang_parse.trial.report import content, said, sections
-from sglang_parse.trial.served import Served
 from sglang_parse.trial.settings import CPU_FLAGS, TrialSettings, add_arguments
 
 pytestmark = pytest.mark.unit
@@ -301,9 +301,9 @@ def test_results_are_plain_data():
 # -- as it is served ------------------------------------------------------------------------
 
 
-def served(*parse: Answer, concurrency: int = 1) -> Served:
+def served(*parse: Answer, concurrency: int = 1) -> Measured:
     plain = [answer(wall_ms=400.0), answer(wall_ms=200.0), answer(wall_ms=100.0)]
-    return Served(run_of(*parse), run_of(*plain), concurrency)
+    return Measured(run_of(*parse), run_of(*plain), concurrency)
 
 
 def test_the_speedup_of_requests_together():

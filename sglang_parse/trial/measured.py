@@ -12,7 +12,7 @@ from sglang_parse.core.phases import SourceStats
 
 
 @dataclass(frozen=True)
-class Served:
+class Measured:
     """Answers to the same prompts in the same order.
 
     Attributes:
