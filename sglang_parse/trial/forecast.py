@@ -20,7 +20,7 @@ from sglang_parse.client.records import Answer, BenchRun
 from sglang_parse.core.judge import LIKELIHOOD, LIKELIHOOD_BIAS, LIKELIHOOD_STRICT, sigmoid
 from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.strict import CodeBlocks, find_refusal
-from sglang_parse.trial.measured import Measured
+from sglang_parse.trial.answered import Answered
 
 LENGTHS = (4, 8, 16, 32, 64, 128)
 THRESHOLDS = (0.5, 0.2)
@@ -150,7 +150,7 @@ def advised(forecasts: Sequence[Forecast]) -> Forecast | None:
 
 
 @dataclass(frozen=True)
-class Trial(Measured):
+class Trial(Answered):
     """Answers one at a time, with traces and always drafted by PARSE, and what they predict.
 
     Attributes:

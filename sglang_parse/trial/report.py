@@ -13,8 +13,8 @@ from sglang_parse.client.statistics import rounded
 from sglang_parse.client.targets import Models, algorithm_flags, command_of, server_specs
 from sglang_parse.client.targets import parse_settings as flags_for
 from sglang_parse.core.judge import LIKELIHOOD
+from sglang_parse.trial.answered import Answered
 from sglang_parse.trial.forecast import LENGTHS, THRESHOLDS, Forecast, PerRound, Trial, advised
-from sglang_parse.trial.measured import Measured
 from sglang_parse.trial.settings import parse_kind
 
 NOTE = (
@@ -39,7 +39,7 @@ SOURCES: Columns = {
 }
 
 
-def sections(found: Measured, models: Models, warnings: Sequence[str], facts: Any) -> Sections:
+def sections(found: Answered, models: Models, warnings: Sequence[str], facts: Any) -> Sections:
     """Everything that a reader is told, by heading."""
     forecasts = found.forecasts if isinstance(found, Trial) else ()
     answers = len(found.drafts.answers) if isinstance(found, Trial) else 0
@@ -55,7 +55,7 @@ def sections(found: Measured, models: Models, warnings: Sequence[str], facts: An
     return filled(shown)
 
 
-def content(found: Measured, facts: Any) -> dict[str, Any]:
+def content(found: Answered, facts: Any) -> dict[str, Any]:
     """``results.json`` as plain data."""
     plain: dict[str, Any] = {
         "conditions": facts,
@@ -75,14 +75,14 @@ def content(found: Measured, facts: Any) -> dict[str, Any]:
     return rounded(plain)
 
 
-def said(found: Measured, models: Models) -> Iterator[str]:
+def said(found: Answered, models: Models) -> Iterator[str]:
     """What PARSE gains, why not more, and what to set."""
     yield from (
         _trial_said(found, models) if isinstance(found, Trial) else _served_said(found, models)
     )
 
 
-def _served_said(found: Measured, models: Models) -> Iterator[str]:
+def _served_said(found: Answered, models: Models) -> Iterator[str]:
     at_once = f", {found.concurrency} at a time" if found.concurrency > 1 else ""
     yield (
         f"Measured as it is served: {found.speedup:.2f}x plain decoding, {len(found.pairs)} "

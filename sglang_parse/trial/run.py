@@ -36,8 +36,8 @@ from sglang_parse.client.targets import command_of
 from sglang_parse.core.phases import MODEL
 from sglang_parse.doctor.finding import FAILS, WARNING
 from sglang_parse.tasks.collect import ACCEPT_ALL
+from sglang_parse.trial.answered import Answered
 from sglang_parse.trial.forecast import Trial
-from sglang_parse.trial.measured import Measured
 from sglang_parse.trial.report import content, sections
 from sglang_parse.trial.settings import TrialSettings
 
@@ -106,7 +106,7 @@ def items_for(settings: TrialSettings, model_path: str) -> list[Item]:
     return prompts_for(path, model_path, count, with_text=is_alone)
 
 
-def measure(settings: TrialSettings, pool: Pool, log: ProgressLog) -> Measured:
+def measure(settings: TrialSettings, pool: Pool, log: ProgressLog) -> Answered:
     """Asks both servers for about the budget."""
     seconds = {name: share * settings.budget for name, share in SHARES.items()}
     drafts = None
@@ -131,7 +131,7 @@ def measure(settings: TrialSettings, pool: Pool, log: ProgressLog) -> Measured:
     with pool.awake(PLAIN) as (endpoint,):
         plain = answers(endpoint, items, {}, most, seconds["plain"], together)
     if drafts is None:
-        return Measured(parse, plain, together)
+        return Answered(parse, plain, together)
     return Trial(parse, plain, together, drafts, step.per_token("decode_ms"), texts)
 
 

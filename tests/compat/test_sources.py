@@ -101,7 +101,10 @@ class Server:
     ) -> None:
         monkeypatch.setattr(chain_module, "broadcast_object", lambda value: value)
         monkeypatch.setattr(grammar_module, "can_fork_grammars", lambda: True)
-        self.config = ParseConfig(verification="token", prompt_drafts=prompt_drafts, **more)
+        path = "head" if head else ""
+        self.config = ParseConfig(
+            verification="token", prompt_drafts=prompt_drafts, eagle3_path=path, **more
+        )
         self.counters = Counters()
         controller = self.controller = Controller(mode=mode)
         self.client = Client()
@@ -590,6 +593,8 @@ def test_who_asks_for_drafts_gets_them_whatever_a_pass_costs(
 
 HEAD = SimpleNamespace(num_steps=3, num_run=3, steps_for=lambda _: 3)
 SPLIT = "one two three four five six"
+SURE = 12
+"""Level of a draft token."""
 
 
 def proposed(
@@ -699,7 +704,7 @@ def test_a_copy_makes_a_chain_exact_and_no_judged_draft(
             state.wait_for_proposal(4, EAGLE3, is_exact=False)
             take_chain(req, [*map(ord, "four")])
         else:
-            state.add_draft([*map(ord, "four")], 4, num_launched=0)
+            state.add_draft([*map(ord, "four")], 4, num_launched=0, levels=[SURE] * 4)
         server.chain.extend(req, 100)
         extends = not is_exact or source == EAGLE3
         assert tail_of(req)[0][:9] == (" five six" if extends else "")
@@ -712,7 +717,8 @@ def test_a_draft_that_its_writer_ended_is_not_extended(monkeypatch: pytest.Monke
         req = server.request(prediction=SPLIT)
         assert server.start(req, "zzzz") == ""
         assert (req.parse_state.draft.source, req.parse_state.draft.room) == (MODEL, 32)
-        req.parse_state.add_draft(ids, len(ids), num_launched=0)
+        levels = [SURE] * len(ids)
+        req.parse_state.add_draft(ids, len(ids), num_launched=0, levels=levels)
         server.chain.extend(req, 100)
         assert tail_of(req)[0] == tail
 

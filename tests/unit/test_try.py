@@ -19,6 +19,7 @@ from sglang_parse.client.prompts import _EVERYDAY, _ON_TEXTS
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.core.judge import LIKELIHOOD_BIAS
 from sglang_parse.trial import run as program
+from sglang_parse.trial.answered import Answered
 from sglang_parse.trial.forecast import (
     LENGTHS,
     Forecast,
@@ -30,7 +31,6 @@ from sglang_parse.trial.forecast import (
     refused,
     through,
 )
-from sglang_parse.trial.measured import Measured
 from sglang_parse.trial.report import content, said, sections
 from sglang_parse.trial.settings import CPU_FLAGS, TrialSettings, add_arguments
 
@@ -301,9 +301,9 @@ def test_results_are_plain_data():
 # -- as it is served ------------------------------------------------------------------------
 
 
-def served(*parse: Answer, concurrency: int = 1) -> Measured:
+def served(*parse: Answer, concurrency: int = 1) -> Answered:
     plain = [answer(wall_ms=400.0), answer(wall_ms=200.0), answer(wall_ms=100.0)]
-    return Measured(run_of(*parse), run_of(*plain), concurrency)
+    return Answered(run_of(*parse), run_of(*plain), concurrency)
 
 
 def test_the_speedup_of_requests_together():

@@ -12,7 +12,7 @@ from sglang_parse.core.phases import SourceStats
 
 
 @dataclass(frozen=True)
-class Measured:
+class Answered:
     """Answers to the same prompts in the same order.
 
     Attributes:
