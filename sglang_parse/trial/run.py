@@ -102,8 +102,8 @@ def items_for(settings: TrialSettings, model_path: str) -> list[Item]:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         if lines and lines[0].lstrip()[0] not in '{"':
             return [Item(str(number), text, None) for number, text in enumerate(lines[:count])]
-    is_alone = bool(settings.target) and not settings.draft and not settings.eagle3
-    return prompts_for(path, model_path, count, with_text=is_alone)
+    is_alone = settings.target and not (settings.draft or settings.eagle3 or settings.mtp)
+    return prompts_for(path, model_path, count, with_text=bool(is_alone))
 
 
 def measure(settings: TrialSettings, pool: Pool, log: ProgressLog) -> Answered:

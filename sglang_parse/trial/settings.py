@@ -10,7 +10,7 @@ from sglang_parse.client.demo_pair import is_of_demo_pair
 from sglang_parse.client.flags import Flags, at_least, option, split_words
 from sglang_parse.client.records import PARSE, PARSE_EAGLE3, PLAIN, BenchError
 from sglang_parse.client.servers import Remote, ServerSpec, read_remotes
-from sglang_parse.client.targets import Models, server_specs
+from sglang_parse.client.targets import Models, parse_settings, server_specs
 from sglang_parse.core.judge import LIKELIHOOD
 
 CPU_FLAGS = "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 16384"
@@ -26,6 +26,9 @@ class TrialSettings(Flags):
         "their requests send along draft)",
     )
     eagle3: str = option("", "path or name of an EAGLE-3 head for the target")
+    mtp: str = option(
+        "", "'own': the target's checkpoint has an MTP layer; or the path of one that has it"
+    )
     prompts: Path | None = option(
         None,
         'lines of text, or of JSON: a text or an object with "prompt" (default: 20 questions; '
@@ -64,13 +67,17 @@ class TrialSettings(Flags):
     def predicts(self) -> bool:
         """Whether other judges are predicted: from a model's drafts, one at a time. What a running
         server has is not known yet."""
-        return self.concurrency == 1 and not self.eagle3 and bool(self.draft or not self.target)
+        has_head = self.eagle3 or self.mtp
+        return self.concurrency == 1 and not has_head and bool(self.draft or not self.target)
 
     @property
     def models(self) -> Models:
         """Of the servers that are started; the likelihood needs nothing but the target."""
         flags = self.flags or (() if has_gpu() else split_words(CPU_FLAGS))
-        return Models(self.target, self.draft, eagle3=self.eagle3, flags=flags, judge=LIKELIHOOD)
+        layer = parse_settings(mtp=self.mtp) if self.mtp else ()
+        return Models(
+            self.target, self.draft, self.eagle3, flags=flags, parse_flags=layer, judge=LIKELIHOOD
+        )
 
     def specs(self) -> list[ServerSpec]:
         """The servers to start: a model of the hub may have to be downloaded."""

@@ -381,6 +381,9 @@ def test_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert dict(plain.environment).keys() == {"OMP_NUM_THREADS"}
     head = settings("--target", str(tmp_path), "--eagle3", str(tmp_path)).specs()[0]
     assert (head.name, "--parse-eagle3-path" in head.flags) == ("parse", True)
+    own = settings("--target", str(tmp_path), "--mtp", "own")
+    assert own.specs()[0].flags[-2:] == ("--parse-mtp", "own")
+    assert not own.predicts
     (parse,) = settings("--target", "org/name", "--url", "plain=http://h:1").specs()
     assert "--speculative-draft-model-path" not in parse.flags
     assert dict(parse.environment)["HF_HUB_OFFLINE"] == "0"
