@@ -48,7 +48,7 @@ def test_a_calibrations_page(calibration_page: Path, width: int):
     marks = found["marks_per_plot"]
     assert len(marks) == 2
     assert min(marks) > 10
-    for text in ("is certified (alpha 5 %, delta 5 %)", "With confidence 0.95", "answer-first"):
+    for text in ("is certified (alpha 5 %, delta 5 %)", "With confidence 0.95", "first-reject"):
         assert text in found["text"]
 
 
