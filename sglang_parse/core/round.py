@@ -116,7 +116,8 @@ class Round:
         draft, at = self.draft, self.draft.tail_at
         if at is None:
             return (self,)
-        own = replace(draft, token_ids=draft.verified_ids[:at], prefix_ends=[], tail_at=None)
+        own = replace(draft, token_ids=draft.verified_ids[:at], prefix_ends=[], question_ids=[])
+        own.tail_at, own.tail_source = None, ""
         tail = Draft(draft.verified_ids[at:], draft.tail_source, draft.judge)
         kept, more = min(self.accepted_len, at), max(0, self.accepted_len - at)
         first = replace(self, draft=own, accepted_len=kept, bonus=self.tokens[kept : at + 1])

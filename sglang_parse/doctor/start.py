@@ -65,9 +65,10 @@ class Start:
         for name in NAMES[1:]:
             yield name, getattr(self, name.replace(" ", "_"))
         if self.config.proposer:
-            yield "MTP layer" if self.config.mtp else "EAGLE-3 head", self.head
-        elif self.hint:
-            yield "MTP layer", lambda: self.hint
+            _, title = heads.PROPOSED_BY[self.config.proposer]
+            yield title, self.head
+        elif hint := self.hint():
+            yield "MTP layer", lambda: hint
         if self.config.draft_url:
             yield "draft endpoint", self.draft_endpoint
         if self.config.certificate:
@@ -190,7 +191,6 @@ class Start:
         with _reading("the target's tokenizer"):
             return models.tokenizer_of(self.args)
 
-    @property
     def hint(self) -> str:
         """What could draft and does not; "" where nothing of it can be read."""
         try:
@@ -235,8 +235,8 @@ class Start:
 
     def head(self) -> str:
         steps = heads.check_head(self.given, self.config, self.pair[0])
-        path = self.config.mtp or self.config.eagle3_path
-        return f"{path} fits the target; {steps} tokens ahead"
+        setting, _ = heads.PROPOSED_BY[self.config.proposer]
+        return f"{getattr(self.config, setting)} fits the target; {steps} tokens ahead"
 
     def size_ratio(self) -> str:
         target, draft = (_num_weights(model) for model in (self.pair[0], self.draft))

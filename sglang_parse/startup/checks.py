@@ -33,7 +33,7 @@ from sglang_parse.core.question import Question
 from sglang_parse.core.simulation import SimulatedAcceptance, block_tokens
 from sglang_parse.startup.disaggregation import DECODE, check_decode_server
 from sglang_parse.startup.families import Family, attention_of, family_of, usual_drafts
-from sglang_parse.startup.heads import check_head, check_head_fits, check_no_head, unused_mtp
+from sglang_parse.startup.heads import PROPOSED_BY, check_head, check_head_fits, unused_mtp
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.latent import warn_of_expansion
 from sglang_parse.startup.models import (
@@ -133,15 +133,14 @@ def validate_server_args(server_args: Any) -> None:
         check_draft_head(server_args, config, draft, target.context_len)
     pass_layout(server_args, config, target, block.size)
     _check_pools(server_args, target, draft)
-    has_head = bool(config.proposer)
-    num_steps = check_head(server_args, config, target) if has_head else check_no_head(server_args)
+    num_steps = check_head(server_args, config, target)
     if hint := unused_mtp(server_args, config, target):
         logger.info("PARSE: %s", hint)
     question = question_for(server_args, tokenizer, config)
     check_judge(server_args, config, target)
     if draft is None:
-        name = "MTP layer" if config.mtp else "EAGLE-3 head"
-        others = f" and of the {name}" if has_head else " only"
+        proposer = config.proposer
+        others = f" and of the {PROPOSED_BY[proposer][1]}" if proposer else " only"
         text = "PARSE: no draft model (%s): drafts are texts%s%s. What can draft %s"
         copies = " and copies of the prompt" if config.prompt_drafts == "on" else ""
         logger.info(text, DRAFT, copies, others, usual_drafts(target))

@@ -7,7 +7,8 @@ from typing import Any
 from sglang_parse.attention.support import Attention
 from sglang_parse.core.config import ParseConfig, flag
 from sglang_parse.startup.families import attention_of
-from sglang_parse.startup.models import flag_of, require
+from sglang_parse.startup.heads import PROPOSED_BY
+from sglang_parse.startup.models import flag_of, refuse, require
 
 DECODE = "decode"
 _UNSEEN = "leave it out: PARSE was not seen to decode with it"
@@ -36,10 +37,11 @@ def check_decode_server(args: Any, config: ParseConfig, target: Any) -> None:
     for name, (allowed, fix) in _ALLOWED.items():
         value = getattr(args, name)
         require(value in allowed, flag_of(name), value, fix)
-    name = "mtp" if config.mtp else "eagle3_path"
-    mode, fix = flag_of("disaggregation_mode"), f"leave {flag(name)} out with it"
-    why = "a head reads the target's hidden states of the prompt, which are not transferred"
-    require(not config.proposer, mode, DECODE, fix, why=why)
+    mode = flag_of("disaggregation_mode")
+    if config.proposer:
+        fix = f"leave {flag(PROPOSED_BY[config.proposer][0])} out with it"
+        why = "a head reads the target's hidden states of the prompt, which are not transferred"
+        refuse(mode, DECODE, fix, why=why)
     attention, fix = attention_of(target), "leave it out for this target"
     why = f"not seen to run with a target of {attention}"
     require(attention in _ONE_POOL and not target.is_hybrid_swa, mode, DECODE, fix, why=why)

@@ -13,6 +13,7 @@ from sglang.srt.environ import envs
 
 from sglang_parse.attention.support import OF_TARGET, STEPPING, BackendError
 from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.core.phases import EAGLE3, MTP
 from sglang_parse.startup.certificates import local_folder
 from sglang_parse.startup.families import WITH_MTP
 from sglang_parse.startup.models import (
@@ -26,6 +27,8 @@ from sglang_parse.startup.models import (
     require,
 )
 
+PROPOSED_BY = {EAGLE3: ("eagle3_path", "EAGLE-3 head"), MTP: ("mtp", "MTP layer")}
+"""``ParseConfig.proposer`` -> the name of its setting, and what it is called."""
 HEAD_KIND = "LlamaForCausalLMEagle3"
 """The EAGLE-3 heads that SGLang has a model of."""
 _BEHIND = "model.layers.{}."
@@ -53,7 +56,10 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_head(args: Any, config: ParseConfig, target: Any) -> int:
-    """Checks the EAGLE-3 head or MTP layer; returns the number of tokens that it proposes."""
+    """Checks the EAGLE-3 head or MTP layer; returns the number of tokens that it proposes, 1
+    without one."""
+    if not config.proposer:
+        return _check_no_head(args)
     steps = 3 if args.speculative_num_steps is None else args.speculative_num_steps
     tokens, topk = args.speculative_num_draft_tokens, args.speculative_eagle_topk
     require(steps in range(1, 17), "--speculative-num-steps", steps, "use 1 to 16")
@@ -62,7 +68,7 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     fix = f"leave it out, or use {steps + 1}: one more than --speculative-num-steps"
     require(tokens in (None, steps + 1), "--speculative-num-draft-tokens", tokens, fix)
     has_tiers, setting = args.enable_hierarchical_cache, flag_of("enable_hierarchical_cache")
-    fix = f"leave it out with {flag('mtp' if config.mtp else 'eagle3_path')}"
+    fix = f"leave it out with {flag(PROPOSED_BY[config.proposer][0])}"
     require(not has_tiers, setting, has_tiers, fix)
     if config.mtp:
         _check_mtp(args, config, target)
@@ -104,7 +110,7 @@ def check_head_fits(args: Any, field: str, path: str, model: Any, context_len: i
     require(length >= context_len or longer.get(), f"context length of {name}", length, fix)
 
 
-def check_no_head(args: Any) -> int:
+def _check_no_head(args: Any) -> int:
     """Refuses settings of a head's proposal; returns 1, as ``check_head`` its tokens."""
     fix = f"leave it out, or use {flag('eagle3_path')} or {flag('mtp')}"
     for name in ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"):

@@ -53,7 +53,7 @@ class Answered:
         """Answers that are the plain target's, token for token."""
         return sum(ours.token_ids == plain.token_ids for ours, plain in self.pairs)
 
-    @property
+    @cached_property
     def sources(self) -> dict[str, SourceStats]:
         """Counts of all answers by source of drafts, the one with the most kept tokens first."""
         found: dict[str, Counter[str]] = defaultdict(Counter)

@@ -77,9 +77,7 @@ def content(found: Answered, facts: Any) -> dict[str, Any]:
 
 def said(found: Answered, models: Models) -> Iterator[str]:
     """What PARSE gains, why not more, and what to set."""
-    yield from (
-        _trial_said(found, models) if isinstance(found, Trial) else _served_said(found, models)
-    )
+    return _trial_said(found, models) if isinstance(found, Trial) else _served_said(found, models)
 
 
 def _served_said(found: Answered, models: Models) -> Iterator[str]:

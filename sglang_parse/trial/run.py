@@ -148,8 +148,7 @@ def answers(
 
     def ask_some(indices: Sequence[int], most: int) -> list[Answer]:
         asking = Asking(ANY_MODEL, most, parse=options, limit_s=LONG_LIMIT_S, wants_tokens=True)
-        found = ask(server, items, indices, concurrency=concurrency, asking=asking)
-        return [*found.answers]
+        return [*ask(server, items, indices, concurrency=concurrency, asking=asking).answers]
 
     starts = range(0, len(items), concurrency)
     together = [range(len(items))[start : start + concurrency] for start in starts]

@@ -93,6 +93,14 @@ def test_each_source_learns_of_its_own_part(accepted_len: int, num_matched: int)
         assert sum(getattr(part, figure) for part in one.parts) == getattr(one, figure)
 
 
+def test_a_draft_in_doubt_stays_one_before_its_tail():
+    """How sure the draft model was is learned of its own tokens, behind a text or not."""
+    draft = Draft([*DRAFT, *TAIL], levels=[1, 2, 3], in_doubt=True, tail_at=3, tail_source=PROMPT)
+    own, tail = Round(draft, 5, bonus=(OTHER,)).parts
+    assert (own.draft.levels, own.draft.in_doubt, own.draft.tail_source) == ([1, 2, 3], True, "")
+    assert (tail.draft.levels, tail.draft.in_doubt) == ([], False)
+
+
 def test_without_a_tail_a_round_is_its_only_part():
     one = Round(Draft(DRAFT, MODEL), 2, bonus=(OTHER,))
     assert one.parts == (one,)
