@@ -14,9 +14,6 @@
 # Hardware: one GPU of 80 GB.
 # Memory:   weights 60 GB in bf16; KV 52 KiB a token, and 1 KiB for the MTP layer's.
 #
-# Speed:    its passes run in pieces (latent attention), where stock SGLang's own
-#           --speculative-algorithm EAGLE, with the same layer, is faster on new text.
-#
 # --mem-fraction-static 0.88   What weights and KV may take; the rest is for activations, logits and
 #                              CUDA graphs.
 # --context-length 32768       The model can do 202,752; raise it if you need to.
@@ -24,6 +21,12 @@
 # --parse-reuse-answers 1000   Earlier answers of the same scope (`cache_salt`) draft, too.
 # --attention-backend triton   flashinfer and fa3 are others for latent attention.
 # --speculative-algorithm PARSE, --model-path, --port: as named.
+#
+# Passes with latent attention run in pieces; where a draft does not pay PARSE decodes plainly.
+# Roofline, an H100, over plain decoding at 1, 8 and 16 requests, computed: 2.4x, 5.8x and 8.1x
+# with texts of 32, 64 and 64 where 0.92 of their tokens are accepted; stock EAGLE, with the same
+# layer and 3 tokens a pass 1.4x, 1.3x and 1.6x. In PARSE the layer alone has 0.6x, 1.3x and 1.6x.
+# Take stock EAGLE for new text, and PARSE where answers copy.
 #
 # Judges of this target, by docs/models.md: all. Here: likelihood.
 set -eu

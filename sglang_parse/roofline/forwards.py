@@ -39,8 +39,8 @@ DRAFT_LENGTHS = (4, 8, 16, 32, 64, 128)
 @dataclass(frozen=True, slots=True)
 class Forward:
     """A forward of ``rows`` tokens, ``num_logits`` of them with logits, which reads the KV of
-    ``kv_tokens``. ``host_ms``: the host's time where it is not one CUDA graph. With experts, those
-    that its rows choose if each is as likely."""
+    ``kv_tokens`` and ``num_states`` states of linear attention. ``host_ms``: the host's time where
+    it is not one CUDA graph. With experts, those that its rows choose if each is as likely."""
 
     model: Shape
     gpu: str
@@ -48,17 +48,20 @@ class Forward:
     rows: int
     num_logits: int
     kv_tokens: int
+    num_states: int = 0
     host_ms: float = 0.0
     more_kernels: int = 0
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Bytes of weights; of KV and logits."""
+        """Bytes of weights; of KV, states and logits. All GPUs together."""
         model, logits = self.model, self.num_logits * self.model.vocab_size * LOGITS_BYTES
         unused = (1 - model.experts_per_token / model.num_experts) ** self.rows
         body = model.body_bytes(model.num_experts * (1 - unused), BF16_BYTES)
         weights = body + BF16_BYTES * model.lm_head
-        return int(weights), self.kv_tokens * BF16_BYTES * model.kv_per_token + logits
+        copies = self.tp_size if model.mixer.is_latent else 1
+        kv = copies * self.kv_tokens * BF16_BYTES * model.kv_per_token
+        return int(weights), kv + 2 * self.num_states * model.state_bytes + logits
 
     @property
     def flops(self) -> int:
@@ -101,7 +104,7 @@ class Workload:
     def forward(self, model: Shape, rows: int, num_logits: int | None = None) -> Forward:
         """One CUDA graph of ``rows`` tokens per request, in the middle of the answers."""
         context = self.settings.input_len + self.settings.output_len // 2
-        counts = (rows, rows if num_logits is None else num_logits, context)
+        counts = (rows, rows if num_logits is None else num_logits, context, 1)
         place = self.settings.gpu, self.settings.tp_size
         return Forward(model, *place, *(self.num_reqs * count for count in counts))
 
@@ -110,9 +113,10 @@ class Workload:
         return replace(self.forward(model, self.settings.input_len, 1), host_ms=host_ms)
 
     def verify(self, draft_len: int) -> Forward:
-        """A verify pass: one graph, if its rows are few."""
+        """A verify pass: one graph, where the attention has them and its rows are few."""
         one = self.verify_in_pieces(draft_len)
-        return replace(one, host_ms=0.0) if one.rows <= MAX_PASS_ROWS else one
+        is_graph = one.model.mixer.has_graphs and one.rows <= MAX_PASS_ROWS
+        return replace(one, host_ms=0.0) if is_graph else one
 
     def verify_in_pieces(self, draft_len: int) -> Forward:
         model = self.settings.target
@@ -128,14 +132,13 @@ class Workload:
 
     def heads(self, model: Shape) -> float:
         """ms of all steps of an EAGLE-3 head of the model."""
-        head = replace(model, num_hidden_layers=1, vocab_size=EAGLE3_VOCAB, num_experts=1)
+        head = replace(model.layers(1), vocab_size=EAGLE3_VOCAB, num_experts=1, shared_size=0)
         head = replace(head, quantization="", experts_per_token=1)
         return self.settings.head_steps * self.forward(head, 1).ms
 
     def mtp_layer(self) -> float:
         """ms of all steps of the target's MTP layer, which has its experts and vocabulary."""
-        layer = replace(self.settings.target, num_hidden_layers=1)
-        return self.settings.head_steps * self.forward(layer, 1).ms
+        return self.settings.head_steps * self.forward(self.settings.target.layers(1), 1).ms
 
     def tokens_per_forward(self, kind: BlockKind) -> float:
         """Draft tokens of a forward. With masks after the last row, the block after a wrong
@@ -157,9 +160,9 @@ class Workload:
         its verify passes are one graph, or run ``in_pieces``."""
         return self._proposed(self.heads(self.settings.target), accept_length, in_pieces)
 
-    def mtp(self, accept_length: float) -> float:
+    def mtp(self, accept_length: float, *, in_pieces: bool = False) -> float:
         """As ``eagle3``, with the target's MTP layer in the place of a head."""
-        return self._proposed(self.mtp_layer(), accept_length, in_pieces=False)
+        return self._proposed(self.mtp_layer(), accept_length, in_pieces)
 
     def _proposed(self, proposal_ms: float, accept_length: float, in_pieces: bool) -> float:
         target, steps = self.settings.target, self.settings.head_steps

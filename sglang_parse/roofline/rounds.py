@@ -133,9 +133,10 @@ class Rounds:
     def _pass_ms(self, load: Workload, rows: list[int]) -> float:
         width = next((width for width in self.build.widths if width >= max(rows)), 0)
         num_rows = width * len(rows) if self.build.widths else sum(rows)
-        is_graph = num_rows <= self.build.max_rows and (width or not self.build.widths)
-        num_rows = num_rows if is_graph else sum(rows)
         model = load.settings.target
+        is_graph = num_rows <= self.build.max_rows and (width or not self.build.widths)
+        is_graph = is_graph and model.mixer.has_graphs
+        num_rows = num_rows if is_graph else sum(rows)
         one = replace(load.forward(model, 1), rows=num_rows, num_logits=sum(rows))
         one = replace(one, host_ms=0.0 if is_graph else load.verify_in_pieces(1).host_ms)
         return one.ms + JUDGE_MS + ROW_MS * sum(rows)

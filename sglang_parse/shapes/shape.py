@@ -14,6 +14,7 @@ from sglang_parse.client.demo_pair import demo_path
 from sglang_parse.client.program import write_json
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.judge import FILE, WEIGHTS
+from sglang_parse.shapes.mixer import Mixer, mixer_of
 
 SHAPES = Path(__file__).resolve().parent / "configs"
 EAGLE3_VOCAB = 32_000
@@ -30,24 +31,26 @@ def shape_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder with grouped-query attention and gated MLPs; numbers as in its config.json.
+    """A decoder with gated MLPs; numbers as in its config.json.
 
     Attributes:
         intermediate_size: of an MLP, or of each of ``num_experts``, of which a token uses
-            ``experts_per_token``.
+            ``experts_per_token``; ``dense_size``: of the MLP of the first ``dense_layers``, and
+            ``shared_size`` of what every token of the others uses, too.
         quantization: a key of ``BYTES``; "": none.
     """
 
     num_hidden_layers: int
     hidden_size: int
     intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
+    mixer: Mixer
     vocab_size: int
     tie_word_embeddings: bool
     num_experts: int = 1
     experts_per_token: int = 1
+    dense_layers: int = 0
+    dense_size: int = 0
+    shared_size: int = 0
     quantization: str = ""
     name: str = field(default="", compare=False)
     folder: Path = field(default=Path(), compare=False)
@@ -71,33 +74,38 @@ class Shape:
         if quantization and quantization not in BYTES:
             raise ValueError(f"quant_method {quantization!r} is none of {', '.join(BYTES)}")
         config = config.get("text_config", config)  # of a model that sees images
-        heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
         experts = next((config[key] for key in EXPERTS if config.get(key)), 1)
         dense_size = config["intermediate_size"]
+        size = config.get("moe_intermediate_size", dense_size)
         return cls(
             num_hidden_layers=config["num_hidden_layers"],
-            hidden_size=hidden_size,
-            intermediate_size=config.get("moe_intermediate_size", dense_size),
-            num_attention_heads=heads,
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden_size // heads,
+            hidden_size=config["hidden_size"],
+            intermediate_size=size,
+            mixer=mixer_of(config),
             vocab_size=config["vocab_size"],
             tie_word_embeddings=bool(config.get("tie_word_embeddings")),
             num_experts=experts,
             experts_per_token=config["num_experts_per_tok"] if experts > 1 else 1,
+            dense_layers=config.get("first_k_dense_replace") or 0,
+            dense_size=dense_size,
+            shared_size=size * (config.get("n_shared_experts") or 0),
             quantization=quantization,
             name=file.parent.name,
             folder=file.parent,
         )
 
+    def layers(self, num_layers: int) -> Shape:
+        """So many of its last layers."""
+        return replace(self, num_hidden_layers=num_layers, dense_layers=0)
+
     def parts(self, num_experts: float) -> tuple[float, float]:
         """Weights of all layers with so many of their experts: attention's, and those of MLPs or
         experts; without norms and routers."""
-        of_layers = self.num_hidden_layers * self.hidden_size
-        heads = 2 * (self.num_attention_heads + self.num_key_value_heads)
+        sparse = self.num_hidden_layers - self.dense_layers
+        size = sparse * (num_experts * self.intermediate_size + self.shared_size)
         return (
-            of_layers * heads * self.head_dim,
-            of_layers * 3 * num_experts * self.intermediate_size,
+            self.num_hidden_layers * self.mixer.weights,
+            3 * self.hidden_size * (size + self.dense_layers * self.dense_size),
         )
 
     def body_bytes(self, num_experts: float, item_bytes: int) -> float:
@@ -121,7 +129,12 @@ class Shape:
     @property
     def kv_per_token(self) -> int:
         """Numbers in the keys and values of one token, all layers."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+        return round(self.num_hidden_layers * self.mixer.kv)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one request, all layers."""
+        return round(self.num_hidden_layers * self.mixer.state_bytes)
 
     def num_bytes(self, item_bytes: int, kv_tokens: int = 0) -> float:
         """Bytes of the weights, in ``item_bytes`` each where they are not quantized, and of the KV

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +27,7 @@ from safetensors.torch import save_file
 from sglang_parse.core.block import ONE_TOKEN
 from sglang_parse.roofline.forwards import BLOCKS, Workload
 from sglang_parse.roofline.settings import RooflineSettings
+from sglang_parse.shapes.shape import Shape
 from support.chat_families import FAMILIES
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -249,10 +252,9 @@ PAIRS: dict[str, tuple[str, dict, dict | None]] = {
     "serve_glm_4_7_flash.sh": ("chatml", GLM_FLASH, None),
     "serve_qwen3_5_27b.sh": ("qwen3", QWEN3_5, None),
 }
-# The other recipes draft with another server's model or with a head, or run another recipe.
-OTHERS = {"serve_deepseek_v3.sh", "serve_deepseek_v3_mtp.sh", "serve_glm_4_7_flash.sh"}
-OTHERS |= {"serve_qwen3_5_27b.sh", "serve_llama3_70b_eagle3.sh"}
-ROOFLINES = sorted(PAIRS.keys() - OTHERS)
+# This one runs another recipe.
+WITH_HEAD = "serve_llama3_70b_eagle3.sh"
+GPU_COUNTS = {"an": 1, "four": 4, "eight": 8}
 SOURCES = {"--parse-eagle3-path", "--parse-mtp", "--parse-draft-url", "--parse-reuse-answers"}
 EXACT = {"serve_gpt_oss_120b_texts.sh": {"--parse-verification"}}
 """Recipe -> its flags of PARSE besides those that name where drafts come from."""
@@ -345,7 +347,7 @@ def test_the_header_states_the_requirements(recipe: str):
     for name in re.findall(r"--[a-z0-9-]+", command):
         assert name in text, f"the header does not say why {name}"
     _, target, draft = PAIRS[recipe]
-    for config in (HEAD,) if recipe.endswith("eagle3.sh") else filter(None, (target, draft)):
+    for config in (HEAD,) if recipe == WITH_HEAD else filter(None, (target, draft)):
         assert f"{kv_kib(config)} KiB" in text
 
 
@@ -358,7 +360,7 @@ def test_the_header_says_what_the_table_of_families_says(recipe: str, tmp_path: 
 
     text, command = header(recipe), (EXAMPLES / recipe).read_text().partition("\nexec ")[2]
     said = re.findall(r"Judges of this target, by docs/models.md: (.*)\. Here: (\w+)\.", text)
-    runs_another = recipe.endswith("eagle3.sh")
+    runs_another = recipe == WITH_HEAD
     if not runs_another:
         family = family_of(ModelConfig(write_models(tmp_path, recipe)["TARGET"]))
         is_exact = "--parse-verification token" in command
@@ -367,14 +369,16 @@ def test_the_header_says_what_the_table_of_families_says(recipe: str, tmp_path: 
     assert bool(said) is not runs_another
 
 
-@pytest.mark.parametrize("recipe", ROOFLINES)
+@pytest.mark.parametrize("recipe", sorted(PAIRS.keys() - {WITH_HEAD}))
 def test_the_header_says_what_the_roofline_computes(recipe: str, tmp_path: Path):
-    """At 1, 8 and 16 requests: over plain decoding, the best draft lengths, stock EAGLE3."""
+    """At 1, 8 and 16 requests: over plain decoding, the best draft lengths, what stock SGLang has
+    for the model, and the model's own layer in PARSE."""
     text = re.sub(r"\n# *", " ", header(recipe))
-    pattern = r"Roofline, (an|four) (H\d+), .*computed: (.*?) with (drafts|texts) of (.*?) where "
-    pattern += r"0\.92 .*?3 tokens a pass (.*?)\.(?!\d)"
-    count, gpu, own, ways, lengths, stock = re.search(pattern, text).groups()
-    words = ["--gpu", gpu.lower(), "--tp-size", {"an": "1", "four": "4"}[count]]
+    pattern = r"Roofline, (an|four|eight) (H\d+), .*computed: (.*?) with (drafts|texts) of (.*?) "
+    pattern += r"where 0\.92 .*?stock (EAGLE3?)\b.*? 3 tokens a pass (.*?)\.(?!\d)"
+    pattern += r"(?: In PARSE the layer alone has (.*?)\.(?!\d))?"
+    count, gpu, own, ways, lengths, stock, of_stock, layer = re.search(pattern, text).groups()
+    words = ["--gpu", gpu.lower(), "--tp-size", str(GPU_COUNTS[count])]
     for name, config in zip(("target", "draft"), PAIRS[recipe][1:], strict=True):
         if config is not None:
             published = {"quantization_config": {"quant_method": "mxfp4"}}  # not for SGLang's CPU
@@ -386,14 +390,43 @@ def test_the_header_says_what_the_roofline_computes(recipe: str, tmp_path: Path)
     settings = RooflineSettings.read(parser.parse_args(words))
     kinds = BLOCKS if recipe.endswith("pard.sh") else (ONE_TOKEN,)
     loads = [Workload(settings, num_reqs) for num_reqs in (1, 8, 16)]
+    plain = [load.plain() for load in loads]
+
+    def speedups(found: Iterable[float]) -> str:
+        return "{:.1f}x, {:.1f}x and {:.1f}x".format(*map(operator.truediv, plain, found))
+
     found = [load.parse(0.92, () if ways == "texts" else kinds) for load in loads]
-    computed = [load.plain() / ms for load, (ms, _) in zip(loads, found, strict=True)]
-    of_stock = [load.plain() / load.eagle3(3) for load in loads]
-    assert [own, lengths, stock] == [
-        "{:.1f}x, {:.1f}x and {:.1f}x".format(*computed),
+    in_pieces = not settings.target.mixer.has_graphs
+    computed = [
+        speedups(ms for ms, _ in found),
         "{}, {} and {}".format(*(length for _, length in found)),
-        "{:.1f}x, {:.1f}x and {:.1f}x".format(*of_stock),
+        speedups(load.eagle3(3) if stock == "EAGLE3" else load.mtp(3) for load in loads),
+        speedups(load.mtp(3, in_pieces=in_pieces) for load in loads) if layer else None,
     ]
+    assert [own, lengths, of_stock, layer] == computed
+    assert bool(layer) is ("--parse-mtp own" in text)
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "state_mib"),
+    [(DEEPSEEK_V3, 671, 0), (GLM_FLASH, 30, 0), (QWEN3_5, 27, 144), (QWEN3_MOE, 235, 0)],
+)
+def test_shapes_have_as_many_weights_as_the_models_names_say(
+    config: dict, billions: int, state_mib: int, tmp_path: Path
+):
+    """Of all kinds of layers: latent attention, gated delta nets, dense layers before experts."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = Shape.read(str(tmp_path))
+    assert shape.num_weights / 1e9 == pytest.approx(billions, rel=0.01)
+    assert shape.kv_per_token * BF16_BYTES // KIB == kv_kib(config)
+    assert shape.state_bytes / KIB**2 == state_mib
+
+
+def test_the_recipe_with_a_head_repeats_the_other_ones_figures():
+    """As fast as stock EAGLE3 where only the head drafts: the same figures."""
+    own, other = (header(name).replace("\n# ", " ") for name in (WITH_HEAD, "serve_llama3_70b.sh"))
+    found = re.search(r"has what stock EAGLE3 has, (.*?)\.(?!\d)", own)
+    assert f"3 tokens a pass {found[1]}." in other
 
 
 def parse_like_the_launcher(argv: list[str]):

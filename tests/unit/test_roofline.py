@@ -18,6 +18,7 @@ from sglang_parse.roofline.rounds import LOSSES, THIS, best_rate
 from sglang_parse.roofline.rounds import MEASURED as MEASURED_BUILD
 from sglang_parse.roofline.run import costs, losses, speedups
 from sglang_parse.roofline.settings import RooflineSettings
+from sglang_parse.shapes.mixer import Mixer
 from sglang_parse.shapes.shape import Shape
 
 pytestmark = pytest.mark.unit
@@ -116,16 +117,19 @@ def test_every_loss_costs_something():
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("1.7b", (28, 2048, 6144, 16, 8, 128, 151936, True)),
-        ("4b", (36, 2560, 9728, 32, 8, 128, 151936, True)),
-        ("8b", (36, 4096, 12288, 32, 8, 128, 151936, False)),
-        ("32b", (64, 5120, 25600, 64, 8, 128, 151936, False)),
+        ("1.7b", (28, 2048, 6144, 16, True)),
+        ("4b", (36, 2560, 9728, 32, True)),
+        ("8b", (36, 4096, 12288, 32, False)),
+        ("32b", (64, 5120, 25600, 64, False)),
     ],
 )
 def test_a_config_gives_the_shape_of_its_name(name: str, sizes: tuple):
     folder = SHAPES / f"qwen3_{name.replace('.', '_')}"
-    assert Shape.read(name) == Shape(*sizes)
-    assert Shape.read(str(folder)) == Shape.read(str(folder / "config.json")) == Shape(*sizes)
+    layers, hidden, intermediate, heads, is_tied = sizes
+    mixer = Mixer(weights=2 * hidden * 128 * (heads + 8), kv=2 * 8 * 128)
+    shape = Shape(layers, hidden, intermediate, mixer, 151936, is_tied, dense_size=intermediate)
+    assert Shape.read(name) == shape
+    assert Shape.read(str(folder)) == Shape.read(str(folder / "config.json")) == shape
 
 
 def test_named_shapes_have_as_many_weights_as_their_names_say():
@@ -140,7 +144,7 @@ def test_heads_that_a_config_leaves_out(tmp_path: Path):
     config = {**dict(zip(names, (2, 64, 128, 4), strict=True)), "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = Shape.read(str(tmp_path))
-    assert (shape.num_key_value_heads, shape.head_dim) == (4, 16)
+    assert shape.mixer.kv == 2 * 4 * 16
     assert shape.num_weights == 2 * (4 * 64 * 64 + 3 * 64 * 128) + 2 * 64 * 100
 
 
