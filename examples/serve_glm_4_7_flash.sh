@@ -22,11 +22,11 @@
 # --attention-backend triton   flashinfer and fa3 are others for latent attention.
 # --speculative-algorithm PARSE, --model-path, --port: as named.
 #
-# Passes with latent attention run in pieces; where a draft does not pay PARSE decodes plainly.
-# Roofline, an H100, over plain decoding at 1, 8 and 16 requests, computed: 2.4x, 5.8x and 8.1x
-# with texts of 32, 64 and 64 where 0.92 of their tokens are accepted; stock EAGLE, with the same
-# layer and 3 tokens a pass 1.4x, 1.3x and 1.6x. In PARSE the layer alone has 0.6x, 1.3x and 1.6x.
-# Take stock EAGLE for new text, and PARSE where answers copy.
+# Passes of few rows run as the target's own CUDA graphs of decode steps, longer ones in pieces.
+# Roofline, an H100, over plain decoding at 1, 8 and 16 requests, computed: 2.5x, 5.8x and 8.1x
+# with texts of 16, 64 and 64 where 0.92 of their tokens are accepted; stock EAGLE, with the same
+# layer and 3 tokens a pass 1.4x, 1.3x and 1.6x. In PARSE the layer alone has 1.4x, 1.3x and 1.6x.
+# The start compares such passes with those in pieces and logs it: without them take stock EAGLE.
 #
 # Judges of this target, by docs/models.md: all. Here: likelihood.
 set -eu

@@ -327,7 +327,7 @@ CHOICES = {
     ),
     "an EAGLE-3 head of the target": "`--parse-eagle3-path`",
     "the same, with passes in pieces": (
-        "adapters, latent attention, two KV pools: stock SGLang's `--speculative-algorithm EAGLE3`"
+        "where a start switches their graphs off: stock SGLang's `--speculative-algorithm EAGLE3`"
     ),
 }
 PAIRS = {

@@ -22,6 +22,7 @@ Beside them:
     eagle_head     an EAGLE-3 head as SGLang loads it, of the target or of the draft model
     states         recurrent states of a hybrid target, and how they return after a pass
     pass_graphs    verify passes and the draft model's prefills as CUDA graphs
+    step_graphs    passes of few rows as SGLang's CUDA graphs of decode steps
     wide_graphs    CUDA graphs of forwards with one width, or of so many rows
     graph_check    whether they are right and faster on this GPU
     target         the target's prefill and decode forwards through SGLang

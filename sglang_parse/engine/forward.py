@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
 
 from sglang_parse.attention.spec_input import ParseVerifyInput, forward_mode_of
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
@@ -171,14 +175,16 @@ def run_forward(
     """
     layout, device = VerifyLayout.of([part.layout for part in parts]), batch.device
     starts = zip(parts, layout.qo_indptr[:-1], strict=True)
-    index = [start + row for part, start in starts for row in part.logits_rows]
-    spec_info = ParseVerifyInput(
-        layout=layout,
-        custom_mask=flat_mask(layout, device) if is_masked and not layout.is_causal else None,
-        select_index=on_device(index, device),
-    )
+    index = on_device([start + row for part, start in starts for row in part.logits_rows], device)
+    steps = target.step_graphs if target.step_graphs and target.step_graphs.fits(layout) else None
+    if steps is not None:
+        view = _steps_view(batch, parts, layout)
+    else:
+        mask = flat_mask(layout, device) if is_masked and not layout.is_causal else None
+        spec_info = ParseVerifyInput(layout=layout, custom_mask=mask, select_index=index)
+        view = _batch_view(batch, parts, layout, spec_info)
     forward_batch = ForwardBatch.init_new(
-        _batch_view(batch, parts, layout, spec_info),
+        view,
         target.runner,
         capture_hidden_mode=CaptureHiddenMode.FULL if capture else CaptureHiddenMode.NULL,
         return_hidden_states_before_norm=False,
@@ -188,8 +194,11 @@ def run_forward(
     if forward_batch.mrope_positions is not None:
         shifts = on_device(_image_shifts(batch, parts), device)
         forward_batch.mrope_positions = (forward_batch.positions + shifts).expand(3, -1)
-    whole = target.graphs_of(forward_batch) if layout.is_causal else None
-    if whole is not None:
+    whole = target.graphs_of(forward_batch) if layout.is_causal and steps is None else None
+    if steps is not None:
+        output, graph = steps.run(forward_batch)
+        output.next_token_logits = output.next_token_logits[index]
+    elif whole is not None:
         output, graph = whole.run(forward_batch)
     else:
         done = target.runner.forward(forward_batch)
@@ -221,12 +230,7 @@ def _batch_view(
     layout: VerifyLayout,
     spec_info: ParseVerifyInput,
 ) -> ScheduleBatch:
-    indices = [part.index for part in parts]
-    ids = [token for part in parts for token in part.token_ids]
-    view = select_requests(batch, indices, [r.kv_len for r in layout.requests], ids)
-    spans = [(r.prefix_len, r.kv_len) for r in layout.requests]
-    view.out_cache_loc = slots_of(batch, view.reqs, spans)
-    view.multimodal_inputs = [None] * len(parts)  # no row is of an image
+    view = _rows_view(batch, parts, layout, [(part.index, part.layout.kv_len) for part in parts])
     view.extend_lens = [r.num_rows for r in layout.requests]
     view.prefix_lens = [r.prefix_len for r in layout.requests]
     view.extend_num_tokens = layout.num_rows
@@ -234,4 +238,35 @@ def _batch_view(
     view.extend_logprob_start_lens = [p.layout.num_rows - len(p.logits_rows) for p in parts]
     view.forward_mode = forward_mode_of(layout)
     view.spec_info = spec_info
+    return view
+
+
+def _steps_view(
+    batch: ScheduleBatch, parts: Sequence[RequestRows], layout: VerifyLayout
+) -> ScheduleBatch:
+    """Each causal row as a decode step of a request of its own, behind the rows before it."""
+    rows = [(part.index, 1 + end) for part in parts for end in part.layout.positions()]
+    view = _rows_view(batch, parts, layout, rows)
+    view.forward_mode, view.spec_info = ForwardMode.DECODE, None
+    return view
+
+
+def _rows_view(
+    batch: ScheduleBatch,
+    parts: Sequence[RequestRows],
+    layout: VerifyLayout,
+    sequences: Sequence[tuple[int, int]],
+) -> ScheduleBatch:
+    """A copy with the parts' rows.
+
+    Args:
+        sequences: of the forward, each a request's index in the batch and the tokens of it, new
+            rows included.
+    """
+    indices, seq_lens = zip(*sequences, strict=True)
+    ids = [token for part in parts for token in part.token_ids]
+    view = select_requests(batch, indices, seq_lens, ids)
+    spans = [(one.prefix_len, one.kv_len) for one in layout.requests]
+    view.out_cache_loc = slots_of(batch, [batch.reqs[part.index] for part in parts], spans)
+    view.multimodal_inputs = [None] * len(sequences)  # no row is of an image
     return view

@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Any, TypeVar
 
 import torch
 
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.phases import RequestPolicy
 from sglang_parse.core.request import RequestState
+from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows
 from sglang_parse.engine.broadcast import broadcast_object
 from sglang_parse.engine.drafting.parallel import both_ways
@@ -28,6 +30,7 @@ from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.pass_graphs import PassGraphs, is_forced
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import ScheduleBatch
+from sglang_parse.engine.step_graphs import StepGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ LOGITS_ROWS = 64
 Rows = tuple[torch.Tensor, ...]
 """[rows, vocab] logits of a forward, and [rows, ...] what else is to be compared."""
 Run = Callable[[], Rows]
+AnyGraphs = TypeVar("AnyGraphs", PassGraphs, StepGraphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +88,18 @@ def check_graphs(engine: Engine, batch: ScheduleBatch) -> None:
         batch: requests in free rows of ``req_to_token``.
     """
     target, drafter = engine.verifier.target, engine.drafter
-    graphs = [*target.pass_graphs, *(drafter.model.prefill_graphs if drafter else ())]
+    steps = [target.step_graphs] if target.step_graphs else []
+    graphs = [*target.pass_graphs, *steps, *(drafter.model.prefill_graphs if drafter else ())]
     most = max((one.max_rows for one in graphs), default=0)
     with _context(engine, batch, most) as (starts, room):
         check = partial(_usable, engine, batch, starts, min(room, max_forward_rows()))
         zeros = [0] * len(starts)
-        if target.pass_graphs:  # others may have states that these requests lack
+        if steps:
+            _verify_as_steps(engine, batch, zeros, starts, [])
+        elif target.pass_graphs:  # others may have states that these requests lack
             _verify(engine, batch, zeros, starts, [])
         target.pass_graphs = check(_verify, target.pass_graphs)
+        target.step_graphs = next(iter(check(_verify_as_steps, steps)), None)
         if drafter is None:
             return
         _prefill(engine, batch, zeros, starts, [])
@@ -108,13 +116,14 @@ def _usable(
     starts: Sequence[int],
     room: int,
     forward: Callable[..., Rows],
-    graphs: Sequence[PassGraphs],
-) -> list[PassGraphs]:
+    graphs: Sequence[AnyGraphs],
+) -> list[AnyGraphs]:
     """Those of some graphs that are right, up to the rows at which they are slower."""
-    others, found = len(starts) - 1, []
+    others: int = len(starts) - 1
+    found: list[AnyGraphs] = []
     for one in graphs:
         fault, usable = "", 0
-        for rows in (size * one.inputs.width for size in one.capture_bs):
+        for rows in one.rows:
             first = max(1, min(rows - 1, room) - 3 * others)  # some padding is left
             run = partial(forward, engine, batch, starts, [first, *[3] * others])
             ways = partial(run, [one]), partial(run, [])
@@ -176,18 +185,47 @@ def _verify(
     graphs: Sequence[PassGraphs],
 ) -> Rows:
     """A pass over ``counts`` tokens of each request behind ``starts``."""
-    target, parts = engine.verifier.target, []
+    target = engine.verifier.target
+    captures = any(len(one.states) > 1 for one in target.pass_graphs)
+    kept, target.pass_graphs = target.pass_graphs, graphs
+    try:
+        return _pass(engine, batch, starts, counts, captures=captures)
+    finally:
+        target.pass_graphs = kept
+
+
+def _verify_as_steps(
+    engine: Engine,
+    batch: ScheduleBatch,
+    starts: Sequence[int],
+    counts: Sequence[int],
+    graphs: Sequence[StepGraphs],
+) -> Rows:
+    """The same pass, in graphs of decode steps."""
+    target, captures = engine.verifier.target, engine.config.captures_hidden_states
+    kept, target.step_graphs = target.step_graphs, next(iter(graphs), None)
+    try:
+        return _pass(engine, batch, starts, counts, captures=captures)
+    finally:
+        target.step_graphs = kept
+
+
+def _pass(
+    engine: Engine,
+    batch: ScheduleBatch,
+    starts: Sequence[int],
+    counts: Sequence[int],
+    *,
+    captures: bool,
+) -> Rows:
+    parts = []
     for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
         ids = sequence_slice(batch.reqs[i], start, start + count)
         rows = range(count)[:: -(-count // LOGITS_ROWS)]
         layout = RequestLayout(prefix_len=start, num_draft_rows=count)
         parts.append(RequestRows(i, layout, ids, tuple(rows), len(rows)))
-    kept, target.pass_graphs = target.pass_graphs, graphs
-    captures = any(len(one.states) > 1 for one in kept)
-    try:
-        output = run_forward(target, batch, parts, is_masked=False, capture=captures)
-    finally:
-        target.pass_graphs = kept
+    target = engine.verifier.target
+    output = run_forward(target, batch, parts, is_masked=False, capture=captures)
     return (output.logits,) if output.hidden is None else (output.logits, output.hidden)
 
 
@@ -223,7 +261,7 @@ def _context(
     page, config, drawn = allocator.page_size, runner.model_config, Random(0)
     longest = min(CONTEXT + num_rows + LOOKAHEAD, config.context_len, table.shape[1])
     longest = min(longest, allocator.available_size() // len(batch.reqs)) // page * page
-    slots = allocator.alloc(longest * len(batch.reqs))
+    slots = _alloc(allocator, len(batch.reqs), longest, runner.device)
     rows = [req.kv.req_pool_idx for req in batch.reqs]
     pages = slots.view(-1, page).flip(0)  # a slot's number tells nothing about its position
     lens = [max(1, min(CONTEXT, longest // 2) // (1 + 7 * i)) for i in range(len(rows))]
@@ -244,3 +282,14 @@ def _context(
         for row in rows:
             table[row] = 0
         allocator.free(slots)
+
+
+def _alloc(allocator: Any, num_reqs: int, length: int, device: Any) -> torch.Tensor:
+    """int64 [num_reqs * length] KV slots in whole pages; two pools allocate these for requests
+    only."""
+    if allocator.page_size == 1:
+        return allocator.alloc(num_reqs * length)
+    starts, ends = [0] * num_reqs, [length] * num_reqs
+    lens = on_device(starts, device), torch.tensor(starts), on_device(ends, device)
+    none = on_device([-1] * num_reqs, device)
+    return allocator.alloc_extend(*lens, torch.tensor(ends), none, num_reqs * length)

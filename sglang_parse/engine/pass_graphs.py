@@ -62,6 +62,11 @@ class PassGraphs(WideGraphs):
         slots = others[0].attn_backend.cuda_graph_kv_indices if others else None
         super().__init__(runner, RequestLayout(0, self.max_rows), inputs, sizes, "forwards", slots)
 
+    @property
+    def rows(self) -> list[int]:
+        """Of the graphs, ascending."""
+        return [size * self.inputs.width for size in self.capture_bs]
+
     def fits(self, batch: ForwardBatch) -> bool:
         """Whether a graph runs this causal forward."""
         prefix_lens, lens = batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu

@@ -130,9 +130,9 @@ def _row_buckets(runner: Any) -> list[int]:
 
 def _has_graphs(engine: Engine) -> bool:
     """Whether there are CUDA graphs beside SGLang's."""
-    model = engine.drafter and engine.drafter.model
+    target, model = engine.verifier.target, engine.drafter and engine.drafter.model
     of_draft = model and (model.prefill_graphs or model.block_graphs)
-    return bool(engine.verifier.target.pass_graphs or of_draft)
+    return bool(target.pass_graphs or target.step_graphs or of_draft)
 
 
 def _batch(engine: Engine, rows: Sequence[int]) -> ScheduleBatch:

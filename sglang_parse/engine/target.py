@@ -25,6 +25,7 @@ from sglang_parse.engine.logits.rows import LogitsRows
 from sglang_parse.engine.logits.sampling import without_adjustments
 from sglang_parse.engine.requests import is_adjusted, needs_hidden_states
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
+from sglang_parse.engine.step_graphs import StepGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,11 @@ class TargetModel:
     """The target's worker.
 
     Attributes:
-        pass_graphs: ``PassGraphs``, smallest first.
+        pass_graphs: ``PassGraphs``, smallest first; ``step_graphs``: where there are none.
     """
 
     pass_graphs: Sequence[Any] = ()
+    step_graphs: StepGraphs | None = None
 
     def __init__(self, target_worker: TpModelWorker) -> None:
         self.worker = target_worker

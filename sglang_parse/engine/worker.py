@@ -17,7 +17,7 @@ from sglang_parse.attention import registry
 from sglang_parse.attention.support import check_kv
 from sglang_parse.context import process_context
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.engine import admission, pass_graphs
+from sglang_parse.engine import admission, pass_graphs, step_graphs
 from sglang_parse.engine.build import build_engine
 from sglang_parse.engine.faults import contain_request
 from sglang_parse.engine.logits.grammar import needs_matchers
@@ -110,6 +110,7 @@ class ParseWorker(BaseSpecWorker):
             self.engine.eagle.init_cuda_graphs()
         target = self.engine.verifier.target
         target.pass_graphs = pass_graphs.capture(target.runner)
+        target.step_graphs = None if target.pass_graphs else step_graphs.capture(target.runner)
         if free:
             taken = (free - _free_bytes()) / 2**30
             logger.info("PARSE: CUDA graphs of the draft model and of passes take %.2f GB", taken)

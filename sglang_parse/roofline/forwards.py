@@ -31,8 +31,9 @@ REDUCE_MS = 0.01
 BLOCK_KERNELS, ALL_LOGITS_ROWS = 50, 256
 """Of a block's state and acceptance; rows up to which all of a block's rows have logits
 (``block_graphs.FEW_ROWS``)."""
-MAX_PASS_ROWS = 1024
-"""Of a verify pass as one graph (``pass_graphs.MAX_ROWS``)."""
+MAX_PASS_ROWS, MAX_STEP_ROWS = 1024, 256
+"""Of a verify pass as one graph (``pass_graphs.MAX_ROWS``), and as decode steps: SGLang's graphs of
+these on a GPU of 80 GB (``step_graphs``)."""
 DRAFT_LENGTHS = (4, 8, 16, 32, 64, 128)
 
 
@@ -113,10 +114,14 @@ class Workload:
         return replace(self.forward(model, self.settings.input_len, 1), host_ms=host_ms)
 
     def verify(self, draft_len: int) -> Forward:
-        """A verify pass: one graph, where the attention has them and its rows are few."""
+        """A verify pass: one graph, where the attention has them and its rows are few. Rows as
+        decode steps read the context each."""
         one = self.verify_in_pieces(draft_len)
-        is_graph = one.model.mixer.has_graphs and one.rows <= MAX_PASS_ROWS
-        return replace(one, host_ms=0.0) if is_graph else one
+        most, reads = MAX_PASS_ROWS, 1
+        if one.model.mixer.is_latent:
+            most, reads = MAX_STEP_ROWS, 1 + draft_len
+        is_graph = not one.model.mixer.state_bytes and one.rows <= most
+        return replace(one, host_ms=0.0, kv_tokens=reads * one.kv_tokens) if is_graph else one
 
     def verify_in_pieces(self, draft_len: int) -> Forward:
         model = self.settings.target
@@ -158,17 +163,23 @@ class Workload:
     def eagle3(self, accept_length: float, *, in_pieces: bool = False) -> float:
         """At a mean number of tokens per target forward: stock EAGLE3, or PARSE with the head where
         its verify passes are one graph, or run ``in_pieces``."""
-        return self._proposed(self.heads(self.settings.target), accept_length, in_pieces)
+        steps = self.settings.head_steps
+        one = self.verify_in_pieces(steps) if in_pieces else self._stock_verify
+        return self._proposed(self.heads(self.settings.target), accept_length, one)
 
-    def mtp(self, accept_length: float, *, in_pieces: bool = False) -> float:
-        """As ``eagle3``, with the target's MTP layer in the place of a head."""
-        return self._proposed(self.mtp_layer(), accept_length, in_pieces)
+    def mtp(self, accept_length: float, *, is_stock: bool = True) -> float:
+        """As ``eagle3``, with the target's MTP layer in the place of a head; in PARSE passes are
+        those of ``verify``."""
+        one = self._stock_verify if is_stock else self.verify(self.settings.head_steps)
+        return self._proposed(self.mtp_layer(), accept_length, one)
 
-    def _proposed(self, proposal_ms: float, accept_length: float, in_pieces: bool) -> float:
-        target, steps = self.settings.target, self.settings.head_steps
-        one = self.verify_in_pieces(steps) if in_pieces else self.forward(target, 1 + steps)
+    @property
+    def _stock_verify(self) -> Forward:
+        return self.forward(self.settings.target, 1 + self.settings.head_steps)
+
+    def _proposed(self, proposal_ms: float, accept_length: float, verify: Forward) -> float:
         host_ms = EAGLE3_HOST_MS + EAGLE3_REQUEST_MS * (self.num_reqs - 1)
-        return self._answer(one.ms + proposal_ms + host_ms, accept_length)
+        return self._answer(verify.ms + proposal_ms + host_ms, accept_length)
 
     def parse(
         self, acceptance: float, kinds: Iterable[BlockKind], accept_length: float = 0.0

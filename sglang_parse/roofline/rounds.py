@@ -135,7 +135,7 @@ class Rounds:
         num_rows = width * len(rows) if self.build.widths else sum(rows)
         model = load.settings.target
         is_graph = num_rows <= self.build.max_rows and (width or not self.build.widths)
-        is_graph = is_graph and model.mixer.has_graphs
+        is_graph = is_graph and not (model.mixer.is_latent or model.mixer.state_bytes)
         num_rows = num_rows if is_graph else sum(rows)
         one = replace(load.forward(model, 1), rows=num_rows, num_logits=sum(rows))
         one = replace(one, host_ms=0.0 if is_graph else load.verify_in_pieces(1).host_ms)

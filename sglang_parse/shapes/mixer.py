@@ -27,11 +27,6 @@ class Mixer:
     state_bytes: float = 0.0
     is_latent: bool = False
 
-    @property
-    def has_graphs(self) -> bool:
-        """Whether PARSE's passes run as graphs (``pass_graphs.SERVED``)."""
-        return not (self.is_latent or self.state_bytes)
-
 
 def mixer_of(config: Mapping[str, Any]) -> Mixer:
     """Of latent attention (DeepSeek V2's), gated delta nets beside full attention (Qwen3-Next's),

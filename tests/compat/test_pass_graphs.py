@@ -354,10 +354,8 @@ def test_graphs_are_used_up_to_the_rows_at_which_they_are_slower(
     )
 
     def graphs(unit: int, sizes: list[int]) -> Any:
-        inputs = SimpleNamespace(width=unit)
-        return SimpleNamespace(
-            inputs=inputs, capture_bs=sizes, max_rows=unit * sizes[-1], name=f"target: x{unit}"
-        )
+        rows = [unit * size for size in sizes]
+        return SimpleNamespace(rows=rows, max_rows=rows[-1], name=f"target: x{unit}")
 
     given = [graphs(10, [1, 2]), graphs(20, [2])]
     engine: Any = None

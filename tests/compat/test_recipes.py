@@ -396,12 +396,11 @@ def test_the_header_says_what_the_roofline_computes(recipe: str, tmp_path: Path)
         return "{:.1f}x, {:.1f}x and {:.1f}x".format(*map(operator.truediv, plain, found))
 
     found = [load.parse(0.92, () if ways == "texts" else kinds) for load in loads]
-    in_pieces = not settings.target.mixer.has_graphs
     computed = [
         speedups(ms for ms, _ in found),
         "{}, {} and {}".format(*(length for _, length in found)),
         speedups(load.eagle3(3) if stock == "EAGLE3" else load.mtp(3) for load in loads),
-        speedups(load.mtp(3, in_pieces=in_pieces) for load in loads) if layer else None,
+        speedups(load.mtp(3, is_stock=False) for load in loads) if layer else None,
     ]
     assert [own, lengths, of_stock, layer] == computed
     assert bool(layer) is ("--parse-mtp own" in text)

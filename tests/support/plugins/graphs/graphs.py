@@ -6,6 +6,8 @@ The tests put this folder on PYTHONPATH of the servers they start. ``PARSE_GRAPH
 
 - ``faster``: forwards in pieces are slow while the graphs are checked, which are slower on a CPU
 - ``wrong``: no row of a graph sees its context
+- ``steps``: passes run as decode steps, as far as they would fit graphs of ``STEPS``; these run
+  without graphs, so that no interpreter is needed
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Any
 
 SIZES = [1, 2]
 """Requests of the graphs of decode steps that there would be."""
+STEPS = [8, 16]
+"""Rows of the graphs of decode steps, where passes run as such: as many as a server's requests."""
 RUNNER = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
 
 
@@ -23,6 +27,11 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     register, mode = HookRegistry.register, os.environ.get("PARSE_GRAPHS", "")
+    if mode == "steps":
+        register("sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs", has_steps)
+        run = "sglang_parse.engine.step_graphs.StepGraphs.run"
+        register(run, as_replayed, HookType.AROUND)
+        return
     register("sglang.srt.model_executor.model_runner.ModelRunner.init_cuda_graphs", has_graphs)
     register(f"{RUNNER}.__init__", capture, HookType.REPLACE)
     register(f"{RUNNER}.capture_prepare", prepare, HookType.REPLACE)
@@ -44,6 +53,17 @@ def has_graphs(_: None, runner: Any, *__: Any, **___: Any) -> None:
     pass_graphs.ROWS, split_kv.MAX_SPLITS = {16: (1, 2)}, 2
     graph_check.CONTEXT, graph_check.TIMED = 130, 1
     runner.decode_cuda_graph_capture_bs = SIZES
+
+
+def has_steps(_: None, runner: Any, *__: Any, **___: Any) -> None:
+    if not runner.is_draft_worker:
+        runner.decode_cuda_graph_capture_bs = STEPS
+
+
+def as_replayed(original: Callable, steps: Any, batch: Any) -> Any:
+    output, _ = original(steps, batch)
+    print(f"a pass as {batch.batch_size} steps", flush=True)
+    return output, next(size for size in STEPS if size >= batch.batch_size)
 
 
 def capture(
