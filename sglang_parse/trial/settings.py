@@ -11,6 +11,7 @@ from sglang_parse.client.flags import Flags, at_least, option, split_words
 from sglang_parse.client.records import PARSE, PARSE_EAGLE3, PLAIN, BenchError
 from sglang_parse.client.servers import Remote, ServerSpec, read_remotes
 from sglang_parse.client.targets import Models, parse_settings, server_specs
+from sglang_parse.core.config import OWN
 from sglang_parse.core.judge import LIKELIHOOD
 
 CPU_FLAGS = "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 16384"
@@ -88,7 +89,8 @@ class TrialSettings(Flags):
         if not is_of_demo_pair(self.target):  # which is faster on one thread
             cores = str(len(os.sched_getaffinity(0)))
             environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", cores)
-        if not all(map(os.path.exists, filter(None, (self.target, self.draft)))):
+        paths = {self.target, self.draft, self.eagle3, self.mtp} - {"", OWN}
+        if not all(map(os.path.exists, paths)):
             environment |= ONLINE
         kinds = {PARSE: parse_kind(self.models), PLAIN: PLAIN}
         found = server_specs(self.models, [kinds[name] for name in names])

@@ -387,6 +387,10 @@ def test_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (parse,) = settings("--target", "org/name", "--url", "plain=http://h:1").specs()
     assert "--speculative-draft-model-path" not in parse.flags
     assert dict(parse.environment)["HF_HUB_OFFLINE"] == "0"
+    for words in (("--eagle3", "org/head"), ("--mtp", "org/name")):
+        (parse, _) = settings("--target", str(tmp_path), *words).specs()
+        assert dict(parse.environment)["HF_HUB_OFFLINE"] == "0"
+    assert "HF_HUB_OFFLINE" not in {**dict(own.specs()[0].environment)}
     with pytest.raises(BenchError, match="holds no model"):
         settings("--target", str(tmp_path / "none")).specs()
 

@@ -4,8 +4,8 @@ A capture keeps what SGLang's runner would have recorded, and a replay runs it a
 that a graph reads. Its attention is Triton's, in the interpreter: ``TRITON_INTERPRET`` must be 1.
 The tests put this folder on PYTHONPATH of the servers they start. ``PARSE_GRAPHS``:
 
-- ``faster``: forwards in pieces are slow while the graphs are checked, which are slower on a CPU
-- ``wrong``: no row of a graph sees its context
+- ``faster``: forwards in pieces are slow while the graphs are checked, which are slower on a CPU;
+  no row of the graphs with a mask sees its context, so that these are wrong
 - ``steps``: passes run as decode steps, as far as they would fit graphs of ``STEPS``; these run
   without graphs, so that no interpreter is needed
 """
@@ -36,12 +36,11 @@ def register() -> None:
     register(f"{RUNNER}.__init__", capture, HookType.REPLACE)
     register(f"{RUNNER}.capture_prepare", prepare, HookType.REPLACE)
     register("sglang_parse.engine.prewarm._chunk_ms", lambda *_: 1.0, HookType.REPLACE)
-    if mode == "wrong":
+    if mode == "faster":
         register(
             "sglang_parse.attention.triton_wide.WideTritonBackend.init_forward_metadata_in_graph",
             hide_contexts,
         )
-    if mode:
         register("sglang_parse.engine.graph_check._timed", slowly, HookType.AROUND)
 
 
@@ -158,7 +157,8 @@ def prepare(self: Any, size: int, *_: Any, **__: Any) -> tuple[Any, Any, None]:
 
 
 def hide_contexts(_: None, backend: Any, *__: Any) -> None:
-    backend.kv_indptr.zero_()
+    if backend._tail is not None:
+        backend.kv_indptr.zero_()
 
 
 def slowly(original: Callable, engine: Any, run: Any) -> Any:
