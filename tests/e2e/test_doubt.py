@@ -33,7 +33,7 @@ def doubting(start_server: Start, tmp_path_factory: pytest.TempPathFactory) -> I
 def test_drafts_end_in_doubt(
     doubting: Client, problems: list, concurrency: int, temperature: float
 ):
-    prompts, more = [one.prompt for one in problems[:16]], {"temperature": temperature, **LIMIT}
+    prompts, more = [one.prompt for one in problems[:12]], {"temperature": temperature, **LIMIT}
     before = doubted(doubting)
     answers = doubting.generate_all(prompts, concurrency, parse=TRACED, **more)
     if not temperature:

@@ -87,6 +87,7 @@ def num_refused(answers: Sequence[dict[str, Any]]) -> int:
 def test_greedy_drafts_and_answers(
     head: Client, single: Client, plain_target: Client, prompts: list, concurrency: int
 ):
+    prompts = prompts[: max(2, concurrency)]
     ours, theirs = (
         server.generate_all(prompts, concurrency, parse=TRACED, **LIMIT)
         for server in (head, single)
@@ -96,7 +97,7 @@ def test_greedy_drafts_and_answers(
     assert per_forward(theirs) == 1
     assert per_forward(ours) > 1.8
     assert all(parse_info(answer)["tokens_per_draft_forward"] > 1.5 for answer in ours)
-    assert num_refused(ours) > 50
+    assert num_refused(ours) > 6 * len(prompts)
     assert head.look()["overlap"]["async_chunks"] > 0
     assert "head" in draft_forwards(head)
     head.assert_nothing_lost()
@@ -256,8 +257,8 @@ def test_two_ranks(
         server = start_server("draft-head-ranks", *flags(target, *HEAD, *ALWAYS, "--tp-size", "2"))
     with awake(server):
         client = Client.of(server)
-        answers = client.generate_all(prompts, 8, **LIMIT)
+        answers = client.generate_all(prompts[:4], 4, **LIMIT)
         client.assert_nothing_lost()
     server.stop()
-    assert ids_of(answers) == ids_of(plain_target.generate_all(prompts, 8, **LIMIT))
+    assert ids_of(answers) == ids_of(plain_target.generate_all(prompts[:4], 4, **LIMIT))
     assert per_forward(answers) > 1.5

@@ -189,9 +189,7 @@ def tails(answers: Sequence[dict[str, Any]]) -> list[int]:
     ]
 
 
-def test_a_text_goes_on_where_a_proposal_ends(
-    alone: Client, wordings_plain: Client, prompts: list
-):
+def test_a_text_goes_on_where_a_proposal_ends(alone: Client, wordings_plain: Client, prompts: list):
     """Of the answer with other numbers in every second line; each source counts its own tokens, and
     above threshold 1 the answer is the plain target's. Below it the texts are judged as the head's
     tokens are."""

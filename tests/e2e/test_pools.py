@@ -17,7 +17,8 @@ from support.client import Client, ids_of, parse_info, random_prompts, retractio
 from support.families import TINY, Tiny, cpu_kernels
 from support.servers import OVERLAP, SEED, Start, parse_flags
 
-NEW_TOKENS, AT_A_TIME = 56, 8
+LIMIT, AT_A_TIME = {"max_new_tokens": 56, "ignore_eos": True}, 8
+PROMPTS = random_prompts(10, 71)
 TRACE = {"drafting": "always", "trace": True}
 PLAIN = {"enabled": False}
 TOKEN = (*("--parse-verification", "token", "--parse-draft-tokens", "8"), *SEED)
@@ -95,16 +96,19 @@ def test_longer_than_the_window_pool(tight: Tight):
     client.assert_nothing_lost()
 
 
+@pytest.fixture(scope="module")
+def expected(tight: Tight) -> list[list[int]]:
+    """Plain answers to ``PROMPTS``, one after the other."""
+    return ids_of(tight.client.generate_all(PROMPTS, 1, **LIMIT, parse=PLAIN))
+
+
 @pytest.mark.parametrize("is_forced", [False, pytest.param(True, marks=MORE)])
-def test_many_at_a_time(tight: Tight, is_forced: bool):
+def test_many_at_a_time(tight: Tight, expected: list[list[int]], is_forced: bool):
     """Too many for the pools; retractions every few iterations, too, where they are forced."""
     client = tight.client
-    limit = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    prompts = random_prompts(10, 71)
-    expected = client.generate_all(prompts, 1, **limit, parse=PLAIN)
     with retractions(client, is_forced):
-        answers = client.generate_all(prompts, AT_A_TIME, **limit, parse=TRACE)
-    assert ids_of(answers) == ids_of(expected)
+        answers = client.generate_all(PROMPTS, AT_A_TIME, **LIMIT, parse=TRACE)
+    assert ids_of(answers) == expected
     infos = [parse_info(answer) for answer in answers]
     num_retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
     assert num_retractions + sum(info["kv_truncated_drafts"] for info in infos) > 0
@@ -117,14 +121,13 @@ def test_many_at_a_time(tight: Tight, is_forced: bool):
 def test_turns(tight: Tight):
     """What left the window is not in the prefix cache, and what is found there is right."""
     client = tight.client
-    limit = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     prompts, tails = random_prompts(4, 81), random_prompts(4, 82, longest=12)
     found = []
     for options, at_a_time in ((PLAIN, 1), (TRACE, 4)):
         client.flush()
-        turns = client.generate_all(prompts, at_a_time, **limit, parse=options)
+        turns = client.generate_all(prompts, at_a_time, **LIMIT, parse=options)
         ids = [[*p, *t["output_ids"], *e] for p, t, e in zip(prompts, turns, tails, strict=True)]
-        turns += client.generate_all(ids, at_a_time, **limit, parse=options)
+        turns += client.generate_all(ids, at_a_time, **LIMIT, parse=options)
         found.append(ids_of(turns))
     assert found[1] == found[0]
     client.assert_nothing_lost()

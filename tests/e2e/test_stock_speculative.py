@@ -79,15 +79,15 @@ def expected(plain: Client) -> dict[int, list[list[int]]]:
     return greedy_ids(plain, SEEDS)
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize(("concurrency", "count"), [(1, 2), (8, 6)])
 def test_greedy_output_equals_the_plain_servers(
-    speculative: Client, expected: dict, concurrency: int
+    speculative: Client, expected: dict, concurrency: int, count: int
 ):
     for seed in SEEDS:
         answers = speculative.generate_all(
-            random_prompts(6, seed), concurrency, max_new_tokens=48, ignore_eos=True
+            random_prompts(6, seed)[:count], concurrency, max_new_tokens=48, ignore_eos=True
         )
-        assert ids_of(answers) == expected[seed]
+        assert ids_of(answers) == expected[seed][:count]
         # Not vacuous: the text is diverse, some drafts are accepted and some rejected.
         assert len({token for ids in expected[seed] for token in ids}) > 50
         infos = [answer["meta_info"] for answer in answers]
