@@ -110,18 +110,26 @@ def family(
     yield from serve("family", request.param, *TOKEN)
 
 
-@pytest.mark.parametrize(("concurrency", "count"), [(1, 2), (8, 6)])
-def test_token_mode(family: tuple[Client, Path], concurrency: int, count: int):
-    client, target = family
+def assert_plain(client: Client, concurrency: int, count: int) -> tuple[list, list[dict]]:
+    """In token mode; returns prompts and answers."""
     prompts = [random_prompts(1, 61 + i)[0] * (1 + 4 * (i % 2)) for i in range(count)]
     expected = client.generate_all(prompts, concurrency, **LIMIT, parse=PLAIN)
     client.flush()
     answers = client.generate_all(prompts, concurrency, **LIMIT, parse=TRACE)
     assert ids_of(answers) == ids_of(expected)
-    if concurrency > 1:
-        assert_all_kinds_of_drafts(answers)
-    if concurrency == 1:
-        assert_chosen(load(target), prompts[0], answers[0]["output_ids"])
+    return prompts, answers
+
+
+def test_token_mode(family: tuple[Client, Path]):
+    client, target = family
+    prompts, answers = assert_plain(client, 8, 6)
+    assert_all_kinds_of_drafts(answers)
+    assert_chosen(load(target), prompts[0], answers[0]["output_ids"])
+
+
+@pytest.mark.parametrize("family", FAST, indirect=True)
+def test_one_at_a_time(family: tuple[Client, Path]):
+    assert_plain(family[0], 1, 2)
 
 
 PADDED = {
@@ -183,12 +191,6 @@ def test_slots_come_back_after_an_abort(family: tuple[Client, Path]):
     client.assert_nothing_lost()
 
 
-@pytest.fixture(scope="module")
-def seeing(serve: Callable[..., Iterator]) -> Iterator[tuple[Client, Path]]:
-    """The same server of a family with a part for images."""
-    yield from serve("family", "qwen3.5-images", *TOKEN)
-
-
 def picture() -> str:
     """In base64; 4 tokens."""
     pixels = np.random.default_rng(3).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -198,9 +200,10 @@ def picture() -> str:
 
 
 @SECOND
-def test_requests_with_images_are_served_plainly(seeing: tuple[Client, Path]):
+@pytest.mark.parametrize("family", ["qwen3.5-images"], indirect=True)
+def test_requests_with_images_are_served_plainly(family: tuple[Client, Path]):
     """Beside requests with drafts; positions behind an image are not those of its tokens."""
-    client, _ = seeing
+    client, _ = family
     text = "1 + 2 = <|vision_start|><|image_pad|><|vision_end|> 3 + 4 ="
     prompts, image = random_prompts(3, 97), {"image_data": [picture()]}
     expected = [client.generate(text, top=image, parse=PLAIN, **LIMIT)]

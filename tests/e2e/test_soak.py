@@ -40,19 +40,26 @@ def soaked(start_server: Start) -> Iterator[Client]:
 
 def test_soak(demo_plain: Client, soaked: Client):
     problems = held_out_problems(400, seed=SEED)
-    load = make_load(NUM_REQUESTS, problems, SEED, DEMO / "target")
-    expected = plain_answers(demo_plain.url, load, CONCURRENCY, lambda: None)
-    with dying_endpoint(PORT, problems):
-        started = time.monotonic()
-        outcomes = drive(soaked.url, load, expected, CONCURRENCY)
-        seconds = time.monotonic() - started
-    report = summarise(load, outcomes, leaks_of(soaked.url), seconds)
-    assert report.is_clean, report
+    ends, modes, drafted = set[str](), set[str](), set[str]()
+    for seed in (SEED, SEED + 1, SEED + 2):  # on a busy machine the other server may be late
+        load = make_load(NUM_REQUESTS, problems, seed, DEMO / "target")
+        expected = plain_answers(demo_plain.url, load, CONCURRENCY, lambda: None)
+        with dying_endpoint(PORT, problems):
+            started = time.monotonic()
+            outcomes = drive(soaked.url, load, expected, CONCURRENCY)
+            seconds = time.monotonic() - started
+        report = summarise(load, outcomes, leaks_of(soaked.url), seconds)
+        assert report.is_clean, report
+        ends |= {*report.ends}
+        modes |= {*report.modes}
+        drafted |= {source for source, count in report.drafted.items() if count}
+        if drafted >= SOURCES:
+            break
     # Not vacuous: every end, PARSE and its fallback, and drafts of every source occurred. Forced
     # text is a draft only while the model's do not pay: test_predictions.py has it.
-    assert set(report.ends) == {"finished", "aborted", "disconnected", "hung up", "refused"}
-    assert {"parse", "plain"} <= set(report.modes)
-    assert {source for source, count in report.drafted.items() if count} >= SOURCES
+    assert ends == {"finished", "aborted", "disconnected", "hung up", "refused"}
+    assert {"parse", "plain"} <= modes
+    assert drafted >= SOURCES
     soaked.assert_nothing_lost()
 
 
