@@ -38,7 +38,7 @@ AFFECTED = {
     "sglang_parse/engine/f*.py": "faults request_errors weight_updates",
     "sglang_parse/engine/judge/*": "heads head_and_question demo_pair security",
     "sglang_parse/engine/v*.py": "heads demo_pair",
-    "sglang_parse/engine/*graph*.py": "graphs",
+    "sglang_parse/engine/*graph*.py": "graphs steps",
     "sglang_parse/engine/drafting/block_graphs.py": "graphs",
     "sglang_parse/attention/*i*_*.py": "graphs",
     "sglang_parse/engine/states.py": "states families",

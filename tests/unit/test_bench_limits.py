@@ -48,7 +48,7 @@ def test_bytes_by_hand():
     [
         (None, "gives no shape .*No such file.*; use qwen3_0_6b, .*, or a decoder's config.json"),
         ({"hidden_size": 8}, "gives no shape .*; use qwen3_0_6b"),
-        ({"model_type": "bert"}, "gives no shape .*num_attention_heads.*; use qwen3_0_6b"),
+        ({"model_type": "bert"}, "gives no shape .*intermediate_size.*; use qwen3_0_6b"),
     ],
 )
 def test_other_files_are_refused_as_shapes(tmp_path: Path, content: dict | None, message: str):
