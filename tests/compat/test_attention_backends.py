@@ -136,7 +136,7 @@ def test_split_kv_over_a_grid():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("right to") == 10 + 54
+    assert done.stdout.count("right to") == 10 + 42
 
 
 def test_parses_backends_replace_the_stock_ones():
