@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from support.starts import read_starts, reasons, report
+from support.starts import ServerStart, read_starts, reasons, report
 from support.warm import CHECKS, RUN_FOLDER, Nursery
 
 # How long an example takes says nothing of the code: machines are busy.
@@ -147,12 +147,12 @@ def groups_of_files(servers: dict[Path, set[str]]) -> dict[Path, str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if RUN in session.config.stash and num_evicted() > MAX_EVICTED:
+    if RUN in session.config.stash and num_evicted(read_starts()) > MAX_EVICTED:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def num_evicted() -> int:
-    return [*reasons(read_starts())].count("evicted")
+def num_evicted(starts: list[ServerStart]) -> int:
+    return [*reasons(starts)].count("evicted")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -162,7 +162,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("servers started")
     for line in report(starts):
         terminalreporter.line(line)
-    if (count := num_evicted()) > MAX_EVICTED:
+    if (count := num_evicted(starts)) > MAX_EVICTED:
         terminalreporter.line(f"FAILED: {count} servers were started twice", red=True)
 
 

@@ -176,7 +176,7 @@ def run_forward(
     layout, device = VerifyLayout.of([part.layout for part in parts]), batch.device
     starts = zip(parts, layout.qo_indptr[:-1], strict=True)
     index = on_device([start + row for part, start in starts for row in part.logits_rows], device)
-    steps = target.step_graphs if target.step_graphs and target.step_graphs.fits(layout) else None
+    steps = next((one for one in target.step_graphs if one.fits(layout)), None)
     if steps is not None:
         view = _steps_view(batch, parts, layout)
     else:
@@ -194,11 +194,9 @@ def run_forward(
     if forward_batch.mrope_positions is not None:
         shifts = on_device(_image_shifts(batch, parts), device)
         forward_batch.mrope_positions = (forward_batch.positions + shifts).expand(3, -1)
-    whole = target.graphs_of(forward_batch) if layout.is_causal and steps is None else None
     if steps is not None:
-        output, graph = steps.run(forward_batch)
-        output.next_token_logits = output.next_token_logits[index]
-    elif whole is not None:
+        output, graph = steps.run(forward_batch, index)
+    elif layout.is_causal and (whole := target.graphs_of(forward_batch)) is not None:
         output, graph = whole.run(forward_batch)
     else:
         done = target.runner.forward(forward_batch)

@@ -88,18 +88,21 @@ def check_graphs(engine: Engine, batch: ScheduleBatch) -> None:
         batch: requests in free rows of ``req_to_token``.
     """
     target, drafter = engine.verifier.target, engine.drafter
-    steps = [target.step_graphs] if target.step_graphs else []
-    graphs = [*target.pass_graphs, *steps, *(drafter.model.prefill_graphs if drafter else ())]
+    of_draft = drafter.model.prefill_graphs if drafter else ()
+    graphs = [*target.pass_graphs, *target.step_graphs, *of_draft]
     most = max((one.max_rows for one in graphs), default=0)
+    captures = any(len(one.states) > 1 for one in target.pass_graphs)
+    verify = partial(_verify, "pass_graphs", captures)
+    if target.step_graphs:
+        verify = partial(_verify, "step_graphs", engine.config.captures_hidden_states)
     with _context(engine, batch, most) as (starts, room):
         check = partial(_usable, engine, batch, starts, min(room, max_forward_rows()))
         zeros = [0] * len(starts)
-        if steps:
-            _verify_as_steps(engine, batch, zeros, starts, [])
-        elif target.pass_graphs:  # others may have states that these requests lack
-            _verify(engine, batch, zeros, starts, [])
-        target.pass_graphs = check(_verify, target.pass_graphs)
-        target.step_graphs = next(iter(check(_verify_as_steps, steps)), None)
+        # Others may have states that these requests lack.
+        if target.pass_graphs or target.step_graphs:
+            verify(engine, batch, zeros, starts, [])
+        target.pass_graphs = check(verify, target.pass_graphs)
+        target.step_graphs = check(verify, target.step_graphs)
         if drafter is None:
             return
         _prefill(engine, batch, zeros, starts, [])
@@ -178,54 +181,24 @@ def _regret(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _verify(
-    engine: Engine,
-    batch: ScheduleBatch,
-    starts: Sequence[int],
-    counts: Sequence[int],
-    graphs: Sequence[PassGraphs],
-) -> Rows:
-    """A pass over ``counts`` tokens of each request behind ``starts``."""
-    target = engine.verifier.target
-    captures = any(len(one.states) > 1 for one in target.pass_graphs)
-    kept, target.pass_graphs = target.pass_graphs, graphs
-    try:
-        return _pass(engine, batch, starts, counts, captures=captures)
-    finally:
-        target.pass_graphs = kept
-
-
-def _verify_as_steps(
-    engine: Engine,
-    batch: ScheduleBatch,
-    starts: Sequence[int],
-    counts: Sequence[int],
-    graphs: Sequence[StepGraphs],
-) -> Rows:
-    """The same pass, in graphs of decode steps."""
-    target, captures = engine.verifier.target, engine.config.captures_hidden_states
-    kept, target.step_graphs = target.step_graphs, next(iter(graphs), None)
-    try:
-        return _pass(engine, batch, starts, counts, captures=captures)
-    finally:
-        target.step_graphs = kept
-
-
-def _pass(
-    engine: Engine,
-    batch: ScheduleBatch,
-    starts: Sequence[int],
-    counts: Sequence[int],
-    *,
+    name: str,
     captures: bool,
+    engine: Engine,
+    batch: ScheduleBatch,
+    starts: Sequence[int],
+    counts: Sequence[int],
+    graphs: Sequence[PassGraphs] | Sequence[StepGraphs],
 ) -> Rows:
-    parts = []
+    """A pass over ``counts`` tokens of each request behind ``starts``; ``name``: of the attribute
+    that has such graphs."""
+    target, parts = engine.verifier.target, []
     for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
         ids = sequence_slice(batch.reqs[i], start, start + count)
         rows = range(count)[:: -(-count // LOGITS_ROWS)]
         layout = RequestLayout(prefix_len=start, num_draft_rows=count)
         parts.append(RequestRows(i, layout, ids, tuple(rows), len(rows)))
-    target = engine.verifier.target
-    output = run_forward(target, batch, parts, is_masked=False, capture=captures)
+    with _using(target, name, graphs):
+        output = run_forward(target, batch, parts, is_masked=False, capture=captures)
     return (output.logits,) if output.hidden is None else (output.logits, output.hidden)
 
 
@@ -239,11 +212,19 @@ def _prefill(
     """The draft model's prefill of these tokens, with the last rows' logits."""
     assert engine.drafter is not None
     model, ends = engine.drafter.model, [*map(sum, zip(starts, counts, strict=True))]
-    kept, model.prefill_graphs = model.prefill_graphs, graphs
-    try:
+    with _using(model, "prefill_graphs", graphs):
         return (model.extend(batch.reqs, starts, ends),)
+
+
+@contextmanager
+def _using(model: Any, name: str, graphs: Any) -> Iterator[None]:
+    """While it lasts, a model's graphs of that name are these."""
+    kept = getattr(model, name)
+    setattr(model, name, graphs)
+    try:
+        yield
     finally:
-        model.prefill_graphs = kept
+        setattr(model, name, kept)
 
 
 @contextmanager

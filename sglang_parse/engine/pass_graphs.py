@@ -132,11 +132,16 @@ def is_forced() -> bool:
     return os.environ.get(ENV_VAR) == "1"
 
 
+def is_off() -> bool:
+    """Whether passes have no graphs of PARSE's, whatever would fit."""
+    return os.environ.get(ENV_VAR) == "0"
+
+
 def _obstacle(runner: Any) -> str:
     """Why a model's forwards are not captured; "" if they are."""
     attention = attention_of(runner.model_config)
     obstacles = {
-        f"{ENV_VAR} is 0": os.environ.get(ENV_VAR) == "0",
+        f"{ENV_VAR} is 0": is_off(),
         "its decode steps have no CUDA graphs": not runner.decode_cuda_graph_capture_bs,
         "it serves adapters": runner.lora_manager is not None,
         "its positions have three axes": runner.model_config.model_is_mrope,

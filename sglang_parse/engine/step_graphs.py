@@ -12,12 +12,11 @@ At start they run both ways (``graph_check``), and stay if they are right and fa
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 from sglang_parse.attention.support import Attention
 from sglang_parse.core.layout import VerifyLayout
@@ -62,25 +61,25 @@ class StepGraphs:
         tokens = sum((part.num_rows - 1) * part.prefix_len for part in layout.requests)
         return tokens * self._token_bytes <= MAX_READ_BYTES
 
-    def run(self, batch: ForwardBatch) -> tuple[ModelRunnerOutput, int]:
-        """Runs a batch of such steps; returns the logits and captured hidden states of all rows,
-        and the rows of the graph."""
-        with torch.no_grad():
-            done = self._runner.forward(batch)
+    def run(self, batch: ForwardBatch, index: torch.Tensor) -> tuple[LogitsProcessorOutput, int]:
+        """Runs a batch of such steps; returns the logits of the rows ``index`` (int64 [n]) with the
+        captured hidden states of all, and the rows of the graph."""
+        done = self._runner.forward(batch)
+        output = done.logits_output
+        output.next_token_logits = output.next_token_logits[index]
         graph = next(size for size in self._sizes if size >= batch.batch_size)
-        return done.logits_output, graph if done.can_run_graph else 0
+        return output, graph if done.can_run_graph else 0
 
 
-def capture(runner: Any) -> StepGraphs | None:
-    """The graphs of a target whose passes have no ``PassGraphs``; None where it has no graphs of
+def capture(runner: Any) -> list[StepGraphs]:
+    """The graphs of a target whose passes have no ``PassGraphs``; none where it has no graphs of
     steps either, or takes a request's rows one after the other."""
-    is_off = os.environ.get(pass_graphs.ENV_VAR) == "0"
     sizes, attention = runner.decode_cuda_graph_capture_bs, attention_of(runner.model_config)
-    if is_off or not sizes or attention in UNSERVED:
-        return None
+    if pass_graphs.is_off() or not sizes or attention in UNSERVED:
+        return []
     found = StepGraphs(runner)
     logger.info("PARSE: CUDA graphs of the %s run passes of %d rows", found.name, found.max_rows)
-    return found
+    return [found]
 
 
 def _doubling(sizes: list[int]) -> list[int]:

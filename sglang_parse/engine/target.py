@@ -54,7 +54,7 @@ class TargetModel:
     """
 
     pass_graphs: Sequence[Any] = ()
-    step_graphs: StepGraphs | None = None
+    step_graphs: Sequence[StepGraphs] = ()
 
     def __init__(self, target_worker: TpModelWorker) -> None:
         self.worker = target_worker

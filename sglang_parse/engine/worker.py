@@ -110,7 +110,7 @@ class ParseWorker(BaseSpecWorker):
             self.engine.eagle.init_cuda_graphs()
         target = self.engine.verifier.target
         target.pass_graphs = pass_graphs.capture(target.runner)
-        target.step_graphs = None if target.pass_graphs else step_graphs.capture(target.runner)
+        target.step_graphs = [] if target.pass_graphs else step_graphs.capture(target.runner)
         if free:
             taken = (free - _free_bytes()) / 2**30
             logger.info("PARSE: CUDA graphs of the draft model and of passes take %.2f GB", taken)

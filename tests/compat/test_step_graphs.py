@@ -110,7 +110,7 @@ def test_a_row_is_a_step_behind_the_rows_before_it(monkeypatch: pytest.MonkeyPat
         RequestRows(0, RequestLayout(9, 1), [21], (0,), 1),
     ]
     runner = runner_of(forward=run)
-    target = SimpleNamespace(runner=runner, step_graphs=StepGraphs(runner), graphs_of=None)
+    target = SimpleNamespace(runner=runner, step_graphs=[StepGraphs(runner)], graphs_of=None)
     found = forward.run_forward(target, batch, parts, is_masked=True, capture=True)
     ((view, modes),) = seen
     assert view.forward_mode.is_decode()

@@ -95,7 +95,7 @@ def test_parallel_drafts_equal_drafts_token_by_token(
     assert grown["none"] == 0
     assert sum(grown.values()) > 0
     assert all(draft_forwards(blocks)[masks] > 0 for masks in ("last", "every"))
-    assert blocks.look()["overlap"]["async_chunks"] > 0
+    assert blocks.num_async_chunks(prompts[0], parse=options, **LONG) > 0
     blocks.assert_nothing_lost()
 
 

@@ -99,7 +99,7 @@ def test_greedy_drafts_and_answers(
     assert per_forward(ours) > 1.8
     assert all(parse_info(answer)["tokens_per_draft_forward"] > 1.5 for answer in ours)
     assert num_refused(ours) > 6 * len(prompts)
-    assert head.look()["overlap"]["async_chunks"] > 0
+    assert head.num_async_chunks(prompts[0], parse=TRACED, **LIMIT) > 0
     assert "head" in draft_forwards(head)
     head.assert_nothing_lost()
 

@@ -170,6 +170,15 @@ class Client:
 
         wait_until(is_idle, "every request to end")
 
+    def num_async_chunks(self, prompt: Sequence[int] | str, **kwargs: Any) -> int:
+        """Draft chunks of an answer that were launched before the last one's tokens had come.
+
+        The request is alone: beside others that begin at other times there may be none.
+        """
+        before = self.look()["overlap"]["async_chunks"]
+        self.generate(prompt, **kwargs)
+        return self.look()["overlap"]["async_chunks"] - before
+
     def assert_nothing_lost(self) -> None:
         """No request runs, the cache can be emptied, and then every KV slot is free."""
         self.wait_idle()

@@ -59,8 +59,8 @@ def has_steps(_: None, runner: Any, *__: Any, **___: Any) -> None:
         runner.decode_cuda_graph_capture_bs = STEPS
 
 
-def as_replayed(original: Callable, steps: Any, batch: Any) -> Any:
-    output, _ = original(steps, batch)
+def as_replayed(original: Callable, steps: Any, batch: Any, index: Any) -> Any:
+    output, _ = original(steps, batch, index)
     print(f"a pass as {batch.batch_size} steps", flush=True)
     return output, next(size for size in STEPS if size >= batch.batch_size)
 
