@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.bodies import abort_while
 from support.client import EXACT, HTTP, Client, random_prompts, wait_until
 
 PROMPTS = random_prompts(12, 91)
@@ -55,24 +56,13 @@ def _assert_healthy(client: Client, expected: list[list[int]]) -> None:
 def test_abort_while(semantic: Client, expected: list[list[int]], place: str):
     """Aborts during a forward of that kind; other requests in the batch continue."""
     parse = OFF if place == "target-decode" else EXACT
-    is_first = place in ("target-prefill", "draft-prefill")
-    with (
-        semantic.probe.fault(place, "slow", seconds=0.4, skip=0 if is_first else 2) as slow,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        top = {"rid": f"slow-{place}"}
-        job = pool.submit(semantic.generate, PROMPTS[0], parse=parse, top=top, **LONG)
-        if is_first:
-            slow.wait_fired()  # the first one is the other request's
-        other = pool.submit(
-            semantic.generate, PROMPTS[1], parse=parse, max_new_tokens=6, ignore_eos=True
-        )
-        slow.wait_fired()
-        semantic.abort(f"slow-{place}")
-        answer = job.result()
-        assert _is_aborted(answer)
-        _assert_prefix(answer, expected[0])
-        assert other.result()["output_ids"] == expected[1][:6]
+    requests = (
+        {"prompt": PROMPTS[0], "parse": parse, **LONG},
+        {"prompt": PROMPTS[1], "parse": parse, "max_new_tokens": 6, "ignore_eos": True},
+    )
+    skip = 0 if place in ("target-prefill", "draft-prefill") else 2
+    wanted = (expected[0], expected[1][:6])
+    abort_while(semantic, place, *requests, expected=wanted, skip=skip)
     _assert_healthy(semantic, expected)
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from support.bodies import PLAIN, TRACE, abort_while, assert_token_mode
 from support.client import (
-    abort_a_pass,
     assert_all_kinds_of_drafts,
-    assert_same,
     drafts_of,
     ids_of,
     parse_info,
@@ -28,8 +27,6 @@ from support.reference_verdicts import assert_chosen, assert_likelihoods
 from support.servers import OVERLAP, SEED, Start, parse_flags, two_ranks_environment
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
-TRACE = {"drafting": "always", "trace": True}
-PLAIN = {"enabled": False}
 TOKEN = ("--parse-verification", "token", "--parse-draft-tokens", "8", *SEED)
 JSON = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 MORE = pytest.mark.nightly("tests/e2e/test_disaggregation.py::test_token_mode")
@@ -63,12 +60,7 @@ def split(start_server: Start, kind: str, models: tuple[Path, Path]) -> Iterator
 
 @pytest.mark.parametrize(("concurrency", "count"), [(1, 2), (8, 16)])
 def test_token_mode(split: SplitClient, models: tuple[Path, Path], concurrency: int, count: int):
-    prompts = [random_prompts(1, 61 + i)[0] * (1 + 4 * (i % 2)) for i in range(count)]
-    expected = split.generate_all(prompts, concurrency, **LIMIT, parse=PLAIN)
-    answers = split.generate_all(prompts, concurrency, **LIMIT, parse=TRACE)
-    for ours, theirs in zip(answers, expected, strict=True):
-        assert_same(ours, theirs)
-    split.assert_nothing_lost()
+    prompts, answers = assert_token_mode(split, concurrency, count, **LIMIT)
     if concurrency > 1:
         assert_all_kinds_of_drafts(answers)
         return
@@ -135,7 +127,7 @@ def test_a_prediction_is_drafted_at_once(split: SplitClient):
 
 def test_slots_come_back_after_an_abort(split: SplitClient):
     prompt = random_prompts(1, 81)[0]
-    abort_a_pass(split, prompt, parse=TRACE, **LIMIT)
+    abort_while(split, "target-verify", {"prompt": prompt, "parse": TRACE, **LIMIT})
     split.assert_nothing_lost()
 
 

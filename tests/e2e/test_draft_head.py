@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sglang_parse.client.servers import awake
+from support.bodies import abort_while
 from support.client import Client, draft_forwards, drafts_of, ids_of, parse_info, retractions
 from support.demo_pair import DEMO, disturbed_draft
 from support.random_pair import resize
@@ -146,22 +147,9 @@ def test_the_cache_holds_the_heads_kv(head: Client, prompts: list):
 
 @pytest.mark.parametrize("place", ["draft-chunk", "head-extend"])
 def test_aborts_in_a_block(head: Client, plain_target: Client, prompts: list, place: str):
-    wanted = plain_target.generate_all(prompts[:2], 2, **LIMIT)
-    with (
-        head.probe.fault(place, "slow", seconds=0.4, skip=4, times=4) as slow,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        jobs = [
-            pool.submit(head.generate, prompt, top={"rid": f"{place}-{i}"}, **LIMIT)
-            for i, prompt in enumerate(prompts[:2])
-        ]
-        slow.wait_fired()
-        head.abort(f"{place}-0")
-        aborted, other = (job.result() for job in jobs)
-    assert aborted["meta_info"]["finish_reason"]["type"] == "abort"
-    ids = aborted["output_ids"]
-    assert ids == wanted[0]["output_ids"][: len(ids)]
-    assert other["output_ids"] == wanted[1]["output_ids"]
+    expected = ids_of(plain_target.generate_all(prompts[:2], 2, **LIMIT))
+    requests = ({"prompt": prompt, **LIMIT} for prompt in prompts[:2])
+    abort_while(head, place, *requests, expected=expected, skip=4, times=4)
     head.assert_nothing_lost()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sglang_parse.client.servers import awake
+from support.bodies import abort_while
 from support.client import (
     EXACT,
     Client,
@@ -380,23 +381,11 @@ def test_the_head_is_bypassed_where_it_does_not_pay(
 )
 def test_abort_while(eagle: Client, prompts: list, expected: list, place: str):
     """Aborts during a forward of that kind; other requests in the batch continue."""
+    cases = ((6, EXACT, 110), (4, OFF, 24), (5, EXACT, 24))
+    requests = [{"prompt": prompts[i], "parse": p, "max_new_tokens": n} for i, p, n in cases]
+    wanted = [expected[i]["output_ids"][:limit] for i, _, limit in cases]
     skip = 0 if place == "head-prefill" else 2
-    with (
-        eagle.probe.fault(place, "slow", seconds=0.3, skip=skip, times=4) as slow,
-        ThreadPoolExecutor(3) as pool,
-    ):
-        others = [
-            pool.submit(eagle.generate, prompts[i], parse=parse, max_new_tokens=24)
-            for i, parse in ((4, OFF), (5, EXACT))
-        ]
-        top = {"rid": f"slow-{place}"}
-        job = pool.submit(eagle.generate, prompts[6], parse=EXACT, top=top, **LIMIT)
-        slow.wait_fired()
-        eagle.abort(f"slow-{place}")
-        answer = job.result()
-        assert answer["output_ids"] == expected[6]["output_ids"][: len(answer["output_ids"])]
-        for i, other in zip((4, 5), others, strict=True):
-            assert other.result()["output_ids"] == expected[i]["output_ids"][:24]
+    abort_while(eagle, place, *requests, expected=wanted, seconds=0.3, skip=skip, times=4)
     eagle.assert_nothing_lost()
 
 

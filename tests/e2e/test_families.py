@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from support.bodies import PLAIN, TRACE, abort_while, assert_token_mode
 from support.client import (
     Client,
-    abort_a_pass,
     assert_all_kinds_of_drafts,
     ids_of,
     parse_info,
@@ -47,8 +47,6 @@ from support.servers import (
 )
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
-TRACE = {"drafting": "always", "trace": True}
-PLAIN = {"enabled": False}
 TOKEN = ("--parse-verification", "token", "--parse-draft-tokens", "8", *SMALL_CHUNKS, *ALWAYS)
 FAST = ("deepseek-v2", "gemma-3", "qwen3.5")
 EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
@@ -110,26 +108,16 @@ def family(
     yield from serve("family", request.param, *TOKEN)
 
 
-def assert_plain(client: Client, concurrency: int, count: int) -> tuple[list, list[dict]]:
-    """In token mode; returns prompts and answers."""
-    prompts = [random_prompts(1, 61 + i)[0] * (1 + 4 * (i % 2)) for i in range(count)]
-    expected = client.generate_all(prompts, concurrency, **LIMIT, parse=PLAIN)
-    client.flush()
-    answers = client.generate_all(prompts, concurrency, **LIMIT, parse=TRACE)
-    assert ids_of(answers) == ids_of(expected)
-    return prompts, answers
-
-
 def test_token_mode(family: tuple[Client, Path]):
     client, target = family
-    prompts, answers = assert_plain(client, 8, 6)
+    prompts, answers = assert_token_mode(client, 8, 6, **LIMIT)
     assert_all_kinds_of_drafts(answers)
     assert_chosen(load(target), prompts[0], answers[0]["output_ids"])
 
 
 @pytest.mark.parametrize("family", FAST, indirect=True)
 def test_one_at_a_time(family: tuple[Client, Path]):
-    assert_plain(family[0], 1, 2)
+    assert_token_mode(family[0], 1, 2, **LIMIT)
 
 
 PADDED = {
@@ -187,7 +175,7 @@ def test_turns_hit_the_prefix_cache(family: tuple[Client, Path]):
 def test_slots_come_back_after_an_abort(family: tuple[Client, Path]):
     client, _ = family
     prompt = random_prompts(1, 81)[0]
-    abort_a_pass(client, prompt, parse=TRACE, **LIMIT)
+    abort_while(client, "target-verify", {"prompt": prompt, "parse": TRACE, **LIMIT})
     client.assert_nothing_lost()
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from support.bodies import abort_while
 from support.client import (
     EXACT,
     Client,
-    abort_a_pass,
     assert_same,
     ids_of,
     parse_info,
@@ -131,7 +131,7 @@ def test_judges_texts_samples_and_aborts(own: Client, plain: Client, prompts: li
         answer = own.generate(prompt, parse=parse | EXACT, **LIMIT | more)
         assert_same(answer, plain.generate(prompt, **LIMIT | more))
         assert parse_info(answer)["sources"]["mtp"]["rounds"] > 0
-    abort_a_pass(own, prompts[3], parse=EXACT, **LIMIT)
+    abort_while(own, "target-verify", {"prompt": prompts[3], "parse": EXACT, **LIMIT})
     own.assert_nothing_lost()
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from support.bodies import abort_while
 from support.client import (
     Client,
-    abort_a_pass,
     assert_all_kinds_of_drafts,
     ids_of,
     parse_info,
@@ -124,7 +124,7 @@ def test_a_state_that_lags_far(client: Client):
 def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
     client.flush()
     prompt = [*next(iter(expected))]
-    answer = abort_a_pass(client, prompt, parse=DRAFT, **LIMIT)
+    (answer,) = abort_while(client, "target-verify", {"prompt": prompt, "parse": DRAFT, **LIMIT})
     turn = [*prompt, *answer["output_ids"]]
     answers = [client.generate(turn, **LIMIT, parse=DRAFT)]
     client.flush()

@@ -275,26 +275,6 @@ def test_the_text_of(semantic: Client, path: str, asked: dict[str, Any]):
     assert texts_of(parts) == texts_of(whole)
 
 
-@pytest.mark.parametrize(
-    ("path", "asked"),
-    [
-        ("/api/chat", {"messages": ASKED}),
-        ("/api/generate", {"prompt": "Start with 12"}),
-    ],
-)
-@pytest.mark.parametrize("limit", [7, 60])
-def test_ollamas_last_block(semantic: Client, path: str, asked: dict[str, Any], limit: int):
-    body = {"model": "m", "options": {"temperature": 0, "num_predict": limit}, **asked}
-
-    def text(event: dict[str, Any]) -> str:
-        return event["message"]["content"] if path == "/api/chat" else event["response"]
-
-    *parts, last = chunks_of(semantic, path, body)
-    assert last["done"]
-    assert text(last) == ""
-    assert "".join(map(text, parts)) == text(semantic.post(path, body | {"stream": False}).json())
-
-
 @SERVERS
 @pytest.mark.parametrize("place", [30, pytest.param(12, marks=MORE)])
 def test_a_session_ends_a_turn_at_its_stop(

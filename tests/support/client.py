@@ -244,20 +244,6 @@ def assert_all_kinds_of_drafts(answers: Sequence[dict[str, Any]]) -> None:
     assert found >= {(True, True), (True, False), (False, False)}, "whole, in part, not at all"
 
 
-def abort_a_pass(client: Client, prompt: list[int], **options: Any) -> dict[str, Any]:
-    """Aborts a request while one of its drafts is verified; returns its answer."""
-    with (
-        client.probe.fault("target-verify", "slow", seconds=0.4) as slow,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        job = pool.submit(client.generate, prompt, top={"rid": "gone"}, **options)
-        slow.wait_fired()
-        Client.abort(client, "gone")
-        answer = job.result()
-    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
-    return answer
-
-
 def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Asserts that PARSE's answer equals a plain server's, its finish reason included."""
     assert ours["output_ids"] == theirs["output_ids"]

@@ -1,0 +1,67 @@
+"""Bodies of tests that servers of many kinds run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from support.client import Client, assert_same, ids_of, random_prompts
+
+PLAIN = {"enabled": False}
+TRACE = {"drafting": "always", "trace": True}
+
+
+def assert_token_mode(
+    client: Client, concurrency: int, count: int, **limit: Any
+) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """A server in token mode answers as it does without drafts, and loses nothing.
+
+    Returns the prompts, short and long ones, and the traced answers.
+    """
+    prompts = [random_prompts(1, 61 + i)[0] * (1 + 4 * (i % 2)) for i in range(count)]
+    expected = client.generate_all(prompts, concurrency, **limit, parse=PLAIN)
+    client.flush()
+    answers = client.generate_all(prompts, concurrency, **limit, parse=TRACE)
+    for ours, theirs in zip(answers, expected, strict=True):
+        assert_same(ours, theirs)
+    client.assert_nothing_lost()
+    return prompts, answers
+
+
+def abort_while(
+    client: Client,
+    place: str,
+    *requests: dict[str, Any],
+    expected: Sequence[list[int]] = (),
+    seconds: float = 0.4,
+    skip: int = 0,
+    times: int = -1,
+) -> list[dict[str, Any]]:
+    """Aborts the first of these requests during a forward of that kind, which takes ``seconds``
+    more: the others go on. Returns their answers.
+
+    Args:
+        place, skip, times: see ``Probe.fault``. Without ``skip`` the others come when the first one
+            is there.
+        requests: keyword arguments of ``Client.generate``.
+        expected: output ids of each, where it isn't aborted; none: they are not looked at.
+    """
+    with (
+        client.probe.fault(place, "slow", seconds=seconds, skip=skip, times=times) as slow,
+        ThreadPoolExecutor(len(requests)) as pool,
+    ):
+        first, *others = requests
+        jobs = [pool.submit(client.generate, **first, top={"rid": f"gone-{place}"})]
+        if not skip:
+            slow.wait_fired()
+        jobs += [pool.submit(client.generate, **other) for other in others]
+        slow.wait_fired()
+        client.abort(f"gone-{place}")
+        answers = [job.result() for job in jobs]
+    aborted = [one["meta_info"]["finish_reason"]["type"] == "abort" for one in answers]
+    assert aborted == [True] + [False] * len(others)
+    if expected:
+        ids = ids_of(answers)
+        assert ids == [expected[0][: len(ids[0])], *expected[1:]]
+    return answers
