@@ -18,8 +18,8 @@ class Notes:
     Attributes:
         eagle: what the EAGLE-3 head or MTP layer continues from (``engine.eagle.EagleState``).
         grammar: what a constrained request may choose (``engine.logits.grammar.GrammarWalk``).
-        output_counts: how often each token is in its output, if that is penalized
-            (``engine.logits.adjust.OutputCounts``).
+        output_counts: how often each token is in its output, if that is penalized, and in how many
+            of its tokens (``engine.logits.adjust``).
         is_thinking, num_scanned: a think block is open after the first ``num_scanned`` tokens
             (``engine.judge``).
         code: whether its output is in a block of code, as far as a strict class asked

@@ -84,7 +84,8 @@ def build_engine(
     eagle = EagleDecoder(*models, config, guard) if config.proposer else None
     captured = _captured_layers(config, target.runner, eagle)
     judge = _judge(config, question, tokenizer, counters, certified, captured, target)
-    drafter = _drafter(config, args, draft, controller.blocks, parallel.size > 1)
+    is_block = parallel.size > 1
+    drafter = _drafter(config, args, draft, controller.blocks, is_block) if draft else None
     context_len = target.runner.model_config.context_len
     encoder = TextEncoder(tokenizer, context_len) if is_first_rank() else None
     sources = build_sources(config, controller, judge, counters, encoder, drafter, eagle)
@@ -106,14 +107,8 @@ def build_engine(
 
 
 def _drafter(
-    config: ParseConfig,
-    server_args: Any,
-    draft: DraftModel | None,
-    blocks: BlockChoice,
-    is_block: bool,
-) -> Drafter | None:
-    if draft is None:
-        return None
+    config: ParseConfig, server_args: Any, draft: DraftModel, blocks: BlockChoice, is_block: bool
+) -> Drafter:
     return Drafter(
         draft,
         blocks,
@@ -193,10 +188,8 @@ def _judge(
         scorer = Scorer.load(config.judge, config.judge_file, captured, device)
     elif config.scores_tokens:
         scorer = Scorer.likelihood(device)
-    segments, layers = (
-        Segmenter(tokenizer, config.segment_rule),
-        captured.layers if captured else (),
-    )
+    segments = Segmenter(tokenizer, config.segment_rule)
+    layers = captured.layers if captured else ()
     watch = _drift_watch(config, certified)
     return Judge(config, question, scorer, segments, counters, layers, watch)
 

@@ -43,11 +43,7 @@ class Committer:
     """
 
     def __init__(
-        self,
-        config: ParseConfig,
-        judge: Judge | None,
-        counters: Counters,
-        sources: SourceChain,
+        self, config: ParseConfig, judge: Judge | None, counters: Counters, sources: SourceChain
     ) -> None:
         self.config, self.judge = config, judge
         self.counters, self.sources = counters, sources
@@ -95,7 +91,7 @@ class Committer:
             state.fail(result.fault)
         with contain_request(state, "committing its tokens"):
             if not state.fault:
-                is_step = result.action is Action.DECODE
+                is_step = result.part.action is Action.DECODE
                 one = self._accept_step(req, result) if is_step else self._accept(req, result)
                 state.write(one.tokens)
                 return one

@@ -198,7 +198,7 @@ class EagleDecoder(EagleHead):
         """A request's rows. A proposal has slots for the longest one: rows after a shorter one make
         it one shape, and so does what is left of a text's tail that is not output."""
         num_rows = self._chain_rows
-        if result.action is not Action.PROPOSE or num_output > num_rows:
+        if result.part.action is not Action.PROPOSE or num_output > num_rows:
             return hidden
         hidden = hidden[:num_rows]
         return torch.nn.functional.pad(hidden, (0, 0, 0, num_rows - len(hidden)))

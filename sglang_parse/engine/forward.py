@@ -90,18 +90,13 @@ def step_rows(index: int) -> RequestRows:
     return RequestRows(index, _ONE_ROW, (), (0,), 1)
 
 
-def decode_rows(index: int, req: Req) -> RequestRows:
-    """The anchor, and before it the tokens that a recurrent state lacks."""
-    lag, end = req.parse_state.state_lag, req.parse_state.committed_len + 1
-    layout = RequestLayout(prefix_len=end - 1 - lag, num_draft_rows=lag + 1)
-    return RequestRows(index, layout, sequence_slice(req, end - 1 - lag, end), (lag,), 1)
-
-
-def replay_rows(index: int, req: Req) -> RequestRows:
-    """The tokens that a recurrent state lacks."""
-    lag, end = req.parse_state.state_lag, req.parse_state.committed_len
-    layout = RequestLayout(prefix_len=end - lag, num_draft_rows=lag)
-    return RequestRows(index, layout, sequence_slice(req, end - lag, end), (lag - 1,), 1)
+def decode_rows(index: int, req: Req, num_anchors: int = 1) -> RequestRows:
+    """The tokens that a recurrent state lacks, and the anchor behind them; without it if
+    ``num_anchors`` is 0."""
+    lag, committed = req.parse_state.state_lag, req.parse_state.committed_len
+    layout = RequestLayout(prefix_len=committed - lag, num_draft_rows=lag + num_anchors)
+    ids = sequence_slice(req, layout.prefix_len, committed + num_anchors)
+    return RequestRows(index, layout, ids, (layout.num_rows - 1,), 1)
 
 
 def verify_rows(index: int, req: Req) -> RequestRows:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -91,18 +92,14 @@ def check_graphs(engine: Engine, batch: ScheduleBatch) -> None:
     of_draft = drafter.model.prefill_graphs if drafter else ()
     graphs = [*target.pass_graphs, *target.step_graphs, *of_draft]
     most = max((one.max_rows for one in graphs), default=0)
-    captures = any(len(one.states) > 1 for one in target.pass_graphs)
-    verify = partial(_verify, "pass_graphs", captures)
-    if target.step_graphs:
-        verify = partial(_verify, "step_graphs", engine.config.captures_hidden_states)
     with _context(engine, batch, most) as (starts, room):
         check = partial(_usable, engine, batch, starts, min(room, max_forward_rows()))
         zeros = [0] * len(starts)
         # Others may have states that these requests lack.
         if target.pass_graphs or target.step_graphs:
-            verify(engine, batch, zeros, starts, [])
-        target.pass_graphs = check(verify, target.pass_graphs)
-        target.step_graphs = check(verify, target.step_graphs)
+            _verify(engine, batch, zeros, starts, [])
+        target.pass_graphs = check(_verify, target.pass_graphs)
+        target.step_graphs = check(_verify, target.step_graphs)
         if drafter is None:
             return
         _prefill(engine, batch, zeros, starts, [])
@@ -181,24 +178,26 @@ def _regret(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _verify(
-    name: str,
-    captures: bool,
     engine: Engine,
     batch: ScheduleBatch,
     starts: Sequence[int],
     counts: Sequence[int],
-    graphs: Sequence[PassGraphs] | Sequence[StepGraphs],
+    graphs: Sequence[Any],
 ) -> Rows:
-    """A pass over ``counts`` tokens of each request behind ``starts``; ``name``: of the attribute
-    that has such graphs."""
-    target, parts = engine.verifier.target, []
+    """A pass over ``counts`` tokens of each request behind ``starts``, with these graphs only, of
+    the kind that the target has."""
+    target, parts = copy(engine.verifier.target), []
+    if target.step_graphs:
+        captures, target.step_graphs = engine.config.captures_hidden_states, graphs
+    else:
+        captures = any(len(one.states) > 1 for one in target.pass_graphs)
+        target.pass_graphs = graphs
     for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
         ids = sequence_slice(batch.reqs[i], start, start + count)
         rows = range(count)[:: -(-count // LOGITS_ROWS)]
         layout = RequestLayout(prefix_len=start, num_draft_rows=count)
         parts.append(RequestRows(i, layout, ids, tuple(rows), len(rows)))
-    with _using(target, name, graphs):
-        output = run_forward(target, batch, parts, is_masked=False, capture=captures)
+    output = run_forward(target, batch, parts, is_masked=False, capture=captures)
     return (output.logits,) if output.hidden is None else (output.logits, output.hidden)
 
 
@@ -209,22 +208,11 @@ def _prefill(
     counts: Sequence[int],
     graphs: Sequence[PassGraphs],
 ) -> Rows:
-    """The draft model's prefill of these tokens, with the last rows' logits."""
+    """The draft model's prefill of these tokens with these graphs only: the last rows' logits."""
     assert engine.drafter is not None
-    model, ends = engine.drafter.model, [*map(sum, zip(starts, counts, strict=True))]
-    with _using(model, "prefill_graphs", graphs):
-        return (model.extend(batch.reqs, starts, ends),)
-
-
-@contextmanager
-def _using(model: Any, name: str, graphs: Any) -> Iterator[None]:
-    """While it lasts, a model's graphs of that name are these."""
-    kept = getattr(model, name)
-    setattr(model, name, graphs)
-    try:
-        yield
-    finally:
-        setattr(model, name, kept)
+    model, ends = copy(engine.drafter.model), [*map(sum, zip(starts, counts, strict=True))]
+    model.prefill_graphs = graphs
+    return (model.extend(batch.reqs, starts, ends),)
 
 
 @contextmanager

@@ -34,7 +34,6 @@ from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.context import process_context
-from sglang_parse.core.setting import ConfigError
 from sglang_parse.device import on_device
 from sglang_parse.engine import admission
 from sglang_parse.engine.parts import Engine
@@ -45,29 +44,22 @@ from sglang_parse.engine.step import Step
 
 
 class Pipeline:
-    """Iterations in flight in this process, the oldest first: one, for a moment two.
-
-    Attributes:
-        forward_stream: stream of the worker's forwards; None before the first one.
-    """
+    """Iterations in flight in this process, the oldest first: one, for a moment two."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.forward_stream: Any = None
         self._in_flight: deque[Step] = deque()
         self._draft_chunk = 0
 
     # -- SGLang's calls, in order -----------------------------------------------
 
     def receive(self, req: Req) -> None:
-        """A request joins the waiting queue. One whose options PARSE cannot read is refused, as it
-        was not by SGLang's tokenizer manager."""
+        """A request joins the waiting queue; one that PARSE fails to admit is refused."""
         try:
             admission.admit(self.engine, req)
         except Exception as error:  # noqa: BLE001 - whatever it is, others are served on
-            refusal = str(error) if isinstance(error, ConfigError) else type(error).__name__
             req.parse_policy, req.parse_incoming = admission.REFUSED, {}
-            req.set_finish_with_abort(f"PARSE: {refusal}")
+            req.set_finish_with_abort(f"PARSE: {type(error).__name__}")
 
     def take_prefilled(self, batch: ScheduleBatch) -> None:
         """Requests join whose prompts another server has prefilled."""
@@ -131,11 +123,6 @@ class Pipeline:
             self.finish(self._in_flight[0])
         if self._in_flight and not can_launch_before_sync(self._in_flight[0], reqs):
             self.finish()
-
-    def order_after_forward(self, device: Any) -> None:
-        """Orders the current stream after the forwards in flight."""
-        if self.forward_stream is not None:
-            torch.get_device_module(device).current_stream().wait_stream(self.forward_stream)
 
 
 def can_launch_before_sync(step: Step, reqs: Sequence[Req]) -> bool:

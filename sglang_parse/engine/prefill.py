@@ -78,10 +78,7 @@ def _prepare(engine: Engine, batch: ScheduleBatch) -> None:
 
 
 def _begin_answers(
-    engine: Engine,
-    batch: ScheduleBatch,
-    first_ids: Sequence[int | None],
-    given: Mapping[int, int],
+    engine: Engine, batch: ScheduleBatch, first_ids: Sequence[int | None], given: Mapping[int, int]
 ) -> None:
     """Begins the answers whose prompts are complete, and ends those that cannot begin.
 

@@ -45,13 +45,15 @@ def prewarm(engine: Engine) -> None:
     of each kind. Of graphs it times passes and forwards: without them times depend on what else the
     host does."""
     started = time.perf_counter()
-    if _has_graphs(engine):
-        rows = engine.verifier.target.runner.req_to_token_pool.free_slots[:2]
+    target, drafter = engine.verifier.target, engine.drafter
+    of_draft = drafter and (drafter.model.prefill_graphs or drafter.model.block_graphs)
+    if target.pass_graphs or target.step_graphs or of_draft:  # beside SGLang's
+        rows = target.runner.req_to_token_pool.free_slots[:2]
         check_graphs(engine, _batch(engine, rows))
     batch = _batch(engine, [PADDING_ROW])
     _run_target(engine, batch)
-    if engine.drafter is not None:
-        _run_draft(engine, engine.drafter, batch)
+    if drafter is not None:
+        _run_draft(engine, drafter, batch)
     logger.info("PARSE: prewarmed in %.1f s.", time.perf_counter() - started)
 
 
@@ -126,13 +128,6 @@ def _row_buckets(runner: Any) -> list[int]:
     limits = max_forward_rows(), max_logits_rows(runner), runner.model_config.context_len // 2
     sizes = graph_sizes(runner) or WITHOUT_GRAPHS
     return [size for size in sizes if size <= min(limits)]
-
-
-def _has_graphs(engine: Engine) -> bool:
-    """Whether there are CUDA graphs beside SGLang's."""
-    target, model = engine.verifier.target, engine.drafter and engine.drafter.model
-    of_draft = model and (model.prefill_graphs or model.block_graphs)
-    return bool(target.pass_graphs or target.step_graphs or of_draft)
 
 
 def _batch(engine: Engine, rows: Sequence[int]) -> ScheduleBatch:

@@ -57,11 +57,6 @@ def is_greedy(req: Req) -> bool:
     return req.sampling_params.top_k <= 1
 
 
-def asks_logprobs(req: Req) -> bool:
-    """Whether it asks for log probabilities of its output."""
-    return req.return_logprob
-
-
 def is_adjusted(req: Req) -> bool:
     """Whether the logits of its rows are adjusted before a token is chosen."""
     return req.parse_state.policy.is_adjusted
@@ -140,9 +135,6 @@ def sequence_slice(req: Req, start: int, end: int, draft: Sequence[int] = ()) ->
     return ids
 
 
-def indices_by_action(reqs: Sequence[Req]) -> Mapping[Action, list[int]]:
-    """Indices into ``reqs`` by action, in order; a list for every action."""
-    indices: dict[Action, list[int]] = {action: [] for action in Action}
-    for i, req in enumerate(reqs):
-        indices[req.parse_state.action].append(i)
-    return indices
+def indices_by_action(actions: Sequence[Action]) -> Mapping[Action, list[int]]:
+    """A batch's indices, in order, by its requests' ``actions``; a list for every action."""
+    return {action: [i for i, one in enumerate(actions) if one is action] for action in Action}

@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
+from sglang_parse.core.phases import Action
 from sglang_parse.device import on_device
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.forward import RequestRows
@@ -19,7 +20,7 @@ from sglang_parse.engine.logits.adjust import adjust
 from sglang_parse.engine.logits.logprobs import LogprobRows
 from sglang_parse.engine.logits.rows import LogitsRows
 from sglang_parse.engine.logits.sampling import prepare_rows
-from sglang_parse.engine.requests import asks_logprobs, is_adjusted
+from sglang_parse.engine.requests import is_adjusted
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
 
@@ -66,23 +67,27 @@ class RowReader:
         self.captures = judge is not None and bool(judge.layers)
         self._scores_rows = self.captures or (judge is not None and judge.scorer is not None)
 
-    def verified(
+    def results(
         self,
         batch: ScheduleBatch,
         parts: Sequence[RequestRows],
         logits: torch.Tensor,
-        hidden: torch.Tensor | None,
-    ) -> RowResults:
-        """What verified rows say. Overwrites the logits.
+        hidden: torch.Tensor | None = None,
+    ) -> tuple[RowResults, LogitsProcessorOutput]:
+        """What the rows of drafts, or decode rows, say; and the sampler's output. Overwrites the
+        logits.
 
         Verdicts of a head, too, are about the adjusted logits, under which the draft was written.
 
         Args:
+            parts: all of them with drafts, or none.
             hidden: [rows of the forward, width] captured hidden states, if any.
         """
-        is_bad, reqs, judge = nan_rows(logits), batch.reqs, self._judge
+        is_bad, reqs = nan_rows(logits), batch.reqs
+        judge = None if parts[0].action is Action.DECODE else self._judge
         is_empty = adjust(logits, _token_rows(reqs, parts, is_adjusted))
-        asked = LogprobRows.of(_token_rows(reqs, parts, asks_logprobs), reqs, logits.device)
+        asking = _token_rows(reqs, parts, lambda req: req.return_logprob)
+        asked = LogprobRows(asking, reqs, logits.device) if asking else None
         index = scores = answers = None
         if judge and len(logits) > sum(part.num_token_rows for part in parts):
             token_index, answer_index = _logits_places(parts)
@@ -92,10 +97,11 @@ class RowReader:
             answers = answers.masked_fill(is_bad[answer_rows, None], math.nan)
         if judge and self._scores_rows:
             scores = _score(judge.scorer, parts, logits, index, hidden)
-        choices = self._choose(batch, parts, logits, index, asked)
+        choices, output = self._choose(batch, parts, logits, index, asked)
         records = asked.records(logits, choices) if asked else None
         tokens = mark_faults(choices, is_bad, is_empty)
-        return RowResults(tokens if index is None else tokens[index], scores, answers, records)
+        tokens = tokens if index is None else tokens[index]
+        return RowResults(tokens, scores, answers, records), output
 
     def _choose(
         self,
@@ -104,41 +110,27 @@ class RowReader:
         logits: torch.Tensor,
         index: torch.Tensor | None,
         asked: LogprobRows | None,
-    ) -> torch.Tensor:
-        """int64 [n] the target's choice at every token row of logits [n, vocab].
+    ) -> tuple[torch.Tensor, LogitsProcessorOutput]:
+        """int64 [n] the target's choice at every token row of logits [n, vocab]; and the sampler's
+        output.
 
         Args:
             index: int64 the token rows; None if all are.
             asked: rows that are read afterwards.
         """
-        indices = [part.index for part in parts for _ in part.token_rows]
-        prepared = prepare_rows(self._runner, batch, indices)
+        rows = [(part.index, k) for part in parts for k in range(part.num_token_rows)]
+        prepared = prepare_rows(self._runner, batch, [i for i, _ in rows])
         if prepared.is_argmax:  # of all rows: selecting first would copy the logits
-            return logits.argmax(dim=-1)
+            return logits.argmax(dim=-1), LogitsProcessorOutput(next_token_logits=logits)
         if asked:
             asked.keep(logits)
-        numbers = [part.layout.prefix_len + row for part in parts for row in part.token_rows]
-        positions = on_device(numbers, logits.device)
+        lens = [batch.reqs[i].parse_state.committed_len + k for i, k in rows]
+        positions = on_device(lens, logits.device)
         if index is None:
-            return prepared.sample(logits, positions)[0]
+            return prepared.sample(logits, positions)
+        tokens, output = prepared.sample(logits[index], positions)
         choices = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-        return choices.index_copy_(0, index, prepared.sample(logits[index], positions)[0])
-
-    def decoded(
-        self, batch: ScheduleBatch, indices: Sequence[int], logits: torch.Tensor
-    ) -> tuple[RowResults, LogitsProcessorOutput]:
-        """Samples decode rows; returns the sampler's output, too."""
-        reqs = [batch.reqs[i] for i in indices]
-        positions = on_device([req.parse_state.committed_len for req in reqs], batch.device)
-        is_bad = nan_rows(logits)
-        is_empty = adjust(logits, _decode_rows(reqs, is_adjusted))
-        asked = LogprobRows.of(_decode_rows(reqs, asks_logprobs), batch.reqs, logits.device)
-        prepared = prepare_rows(self._runner, batch, indices)
-        if asked and not prepared.is_argmax:
-            asked.keep(logits)
-        tokens, output = prepared.sample(logits, positions)
-        records = asked.records(logits, tokens) if asked else None
-        return RowResults(mark_faults(tokens, is_bad, is_empty), records=records), output
+        return choices.index_copy_(0, index, tokens), output
 
 
 def _token_rows(
@@ -153,15 +145,6 @@ def _token_rows(
             found.append(LogitsRows(req, start, count, before, drafted))
         start += len(part.logits_rows)
     return found
-
-
-def _decode_rows(reqs: Sequence[Req], belongs: Callable[[Req], bool]) -> list[LogitsRows]:
-    """Rows of the requests that belong, in logits of one row for each."""
-    return [
-        LogitsRows(req, row, before=req.parse_state.output_ids)
-        for row, req in enumerate(reqs)
-        if belongs(req)
-    ]
 
 
 def _logits_places(parts: Sequence[RequestRows]) -> tuple[list[int], list[int]]:

@@ -32,7 +32,7 @@ from sglang_parse.core.phases import Action, Phase
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
-from sglang_parse.engine.requests import draft_budget, has_ended, takes_proposal
+from sglang_parse.engine.requests import draft_budget, has_ended, indices_by_action, takes_proposal
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
@@ -62,12 +62,7 @@ class Schedule:
         max_question_len: tokens of the longest question; 0 in token mode.
     """
 
-    def __init__(
-        self,
-        config: ParseConfig,
-        controller: Controller,
-        max_question_len: int,
-    ) -> None:
+    def __init__(self, config: ParseConfig, controller: Controller, max_question_len: int) -> None:
         self.config, self.controller = config, controller
         self.max_question_len, kinds = max_question_len, controller.blocks.costs
         self.block_size = max(kind.size for kind in kinds)
@@ -132,13 +127,10 @@ class Schedule:
         Returns:
             Draft tokens per drafting request.
         """
-        actions = [grant.action for grant in grants]
-        decoding = [
-            i for i, action in enumerate(actions) if action in (Action.DECODE, Action.PROPOSE)
-        ]
-        complete = [i for i, action in enumerate(actions) if action is Action.VERIFY]
+        by_action = indices_by_action([grant.action for grant in grants])
+        decoding = [*by_action[Action.DECODE], *by_action[Action.PROPOSE]]
+        drafting, complete = by_action[Action.DRAFT], by_action[Action.VERIFY]
         complete.sort(key=lambda i: -reqs[i].parse_state.waited)
-        drafting = [i for i, action in enumerate(actions) if action is Action.DRAFT]
         has_waited = any(reqs[i].parse_state.waited for i in complete)
         may_join = bool(complete) and not decoding and not has_waited
         draft_chunk, num_verified = self.controller.limit_iteration(

@@ -98,8 +98,6 @@ class ScheduleBatch(Protocol):
     out_cache_loc: torch.Tensor
     sampling_info: Any
     return_logprob: bool
-    top_logprobs_nums: list | None
-    token_ids_logprobs: list | None
     multimodal_inputs: Any
     input_embeds: Any
     chunked_req: Any

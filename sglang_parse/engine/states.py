@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 from sglang.srt.runtime_context import get_memory
 
 from sglang_parse.device import on_device
-from sglang_parse.engine.forward import forward_spans, replay_rows, run_forward
+from sglang_parse.engine.forward import RequestRows, decode_rows, forward_spans, run_forward
 from sglang_parse.engine.requests import is_complete
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.target import TargetModel
@@ -62,19 +62,17 @@ class StateKeeper:
             torch.index_select(state, 1, slots, out=copy[:, : len(indices)])
 
     def settle(
-        self,
-        batch: ScheduleBatch,
-        num_rows: Sequence[tuple[int, int]],
-        tokens: Sequence[Sequence[int]],
+        self, batch: ScheduleBatch, parts: Sequence[RequestRows], tokens: Sequence[Sequence[int]]
     ) -> None:
         """After a forward: puts back the states of drafts that were not kept whole.
 
         Args:
-            num_rows: indices into the batch, each with its request's rows from the anchor on.
+            parts: its rows.
             tokens: per request of the batch what was output.
         """
         returned = []
-        for index, count in num_rows:
+        for part in parts:
+            index, count = part.index, part.num_token_rows  # from the anchor on
             state = batch.reqs[index].parse_state
             is_kept = len(tokens[index]) == count
             if is_kept or index not in self._copied:
@@ -89,7 +87,7 @@ class StateKeeper:
 
     def catch_up(self, batch: ScheduleBatch, indices: Sequence[int]) -> None:
         """Repeats the tokens that the states of the requests ``indices`` lack."""
-        parts = [replay_rows(i, batch.reqs[i]) for i in indices]
+        parts = [decode_rows(i, batch.reqs[i], num_anchors=0) for i in indices]
         for span in forward_spans(self.target.runner, parts):
             run_forward(self.target, batch, parts[span], is_masked=False)
         for i in indices:

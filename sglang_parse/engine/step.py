@@ -66,7 +66,8 @@ class Step:
         """
         if before is None:
             self.engine.timer.scheduler(len(self.batch.reqs))
-        by_action = indices_by_action(self.batch.reqs)  # the plan, made by ``Schedule.apply``
+        # The plan, made by ``Schedule.apply``.
+        by_action = indices_by_action([req.parse_state.action for req in self.batch.reqs])
         self._draft(by_action, before.chunk if before else None)
         self._verify(by_action, before.forward if before else None)
 
@@ -145,7 +146,8 @@ class Step:
         self.result.logits_output = forward.output
         self._forward_watch.stop(forward.made)
         tokens = [one.tokens for one in rounds]
-        engine.verifier.settle(self.batch, results, tokens)
+        if engine.verifier.states is not None:
+            engine.verifier.states.settle(self.batch, forward.parts, tokens)
         if engine.eagle is not None:
             with self._head_watch:
                 engine.eagle.draft_extend(self.batch, results, tokens)

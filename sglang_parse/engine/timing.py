@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sglang_parse.core.phases import Action
@@ -88,6 +89,10 @@ class StageTimer:
             else:
                 record(*times)
 
+    def _add(self, stage: StageTime, watch: Stopwatch) -> None:
+        """A stage, when its time is known."""
+        self.when_passed(lambda ms: self._stages.append(replace(stage, ms=ms)), watch)
+
     # -- stages -----------------------------------------------------------------
 
     def prefill(
@@ -121,11 +126,7 @@ class StageTimer:
         if self.last_end is not None:
             gap = self.watch().start(self.last_end)
             gap.stop()
-
-            def record(ms: float) -> None:
-                self._stages.append(StageTime(Stage.SCHEDULER, num_reqs, 0, ms))
-
-            self.when_passed(record, gap)
+            self._add(StageTime(Stage.SCHEDULER, num_reqs, 0, ms=0.0), gap)
 
     def draft_prefill(
         self, watch: Stopwatch, reqs: Sequence[Req], num_prefilled: Sequence[int]
@@ -133,26 +134,18 @@ class StageTimer:
         """A draft prefill of ``num_prefilled`` tokens per request."""
         total, states = sum(num_prefilled), [req.parse_state for req in reqs]
 
-        def record(ms: float) -> None:
+        def charge(ms: float) -> None:
             for state, count in zip(states, num_prefilled, strict=True):
                 state.notes.telemetry.charge(draft=ms * count / total)
-            self._stages.append(StageTime(Stage.DRAFT_PREFILL, total, 0, ms))
 
-        self.when_passed(record, watch)
+        self.when_passed(charge, watch)
+        self._add(StageTime(Stage.DRAFT_PREFILL, total, 0, ms=0.0), watch)
 
     def draft(self, watch: Stopwatch, reqs: Sequence[Req], chunk: DraftChunk) -> None:
         states, num_tokens = [req.parse_state for req in reqs], chunk.tokens_per_request
-        continued = chunk.continued
-
-        def record(ms: float) -> None:
-            _share(states, draft=ms)
-            forwards = chunk.num_forwards, chunk.kind
-            stage = StageTime(
-                Stage.DRAFT, len(states), num_tokens, ms, *forwards, continued=continued
-            )
-            self._stages.append(stage)
-
-        self.when_passed(record, watch)
+        stage = StageTime(Stage.DRAFT, len(states), num_tokens, 0.0, chunk.num_forwards, chunk.kind)
+        self.when_passed(lambda ms: _share(states, draft=ms), watch)
+        self._add(replace(stage, continued=chunk.continued), watch)
 
     def target(
         self,

@@ -20,7 +20,6 @@ from sglang_parse.device import HostCopy, joined_shape, on_device, pack, unpack
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.faults import NAN_IN_TARGET, fault_of
 from sglang_parse.engine.forward import (
-    ForwardOutput,
     RequestRows,
     decode_rows,
     forward_spans,
@@ -67,10 +66,6 @@ class TargetResult:
         """The request's, in the scheduler's batch."""
         return self.part.index
 
-    @property
-    def action(self) -> Action:
-        return self.part.action
-
     def logprobs_of(self, tokens: Sequence[int]) -> Sequence[TokenLogprobs]:
         """Log probabilities of the output ``tokens``, each the target's choice or a draft token;
         none if the request does not ask for them."""
@@ -93,7 +88,7 @@ class TargetForward:
         made: see ``HostCopy``.
         num_passes: verify passes it took.
         is_decode_only: an ordinary decode step, whose tokens may stay in flight.
-        decode_indices: indices into the batch of the requests that decode; ``decoding``: these.
+        decoding: the requests that decode.
         num_rows: rows of all requests; ``num_verify_rows``: of those whose drafts are verified.
     """
 
@@ -113,8 +108,7 @@ class TargetForward:
         self.parts, self._hidden, self.graphs = parts, hidden, tuple(graphs)
         self.replays, self.num_passes, self.output = replays, num_passes, output
         self.is_decode_only = is_decode_only
-        self.decode_indices = [part.index for part in parts if part.action is Action.DECODE]
-        self.decoding = [reqs[i] for i in self.decode_indices]
+        self.decoding = [reqs[part.index] for part in parts if part.action is Action.DECODE]
         self._asks_logprobs = [reqs[part.index].return_logprob for part in parts]
         self.num_rows = sum(part.num_rows for part in parts)
         verified = (part for part in parts if part.action is not Action.DECODE)
@@ -212,17 +206,6 @@ class Verifier:
         last_ids = before.last_tokens([batch.reqs[i] for i in decoding]) if before else None
         return self.decode(batch, decoding, last_ids)
 
-    def settle(
-        self,
-        batch: ScheduleBatch,
-        results: Sequence[TargetResult],
-        tokens: Sequence[Sequence[int]],
-    ) -> None:
-        """Takes back what rejected rows changed; ``tokens``: per request what was output."""
-        if self.states is not None:
-            num_rows = [(one.index, one.part.num_token_rows) for one in results]
-            self.states.settle(batch, num_rows, tokens)
-
     def decode(
         self, batch: ScheduleBatch, indices: Sequence[int], last_ids: torch.Tensor | None = None
     ) -> TargetForward:
@@ -231,13 +214,13 @@ class Verifier:
         Args:
             last_ids: int64 [n] their last output tokens, while only the device has them.
         """
-        decoded = self.target.decode(batch, indices, last_ids)
+        decoded, parts = self.target.decode(batch, indices, last_ids), [*map(step_rows, indices)]
         logits_output = decoded.logits_output
-        results, output = self._rows.decoded(batch, indices, logits_output.next_token_logits)
+        results, output = self._rows.results(batch, parts, logits_output.next_token_logits)
         for i in indices:
             batch.reqs[i].parse_state.launch_decode()
         return TargetForward(
-            [*map(step_rows, indices)],
+            parts,
             [results],
             batch.reqs,
             hidden=logits_output.hidden_states,
@@ -266,16 +249,23 @@ class Verifier:
             output = run_forward(
                 self.target, batch, parts[span], is_masked=self.is_masked, capture=capture
             )
-            verified, logits = self._results_of(batch, parts[span], output)
-            rows.extend(verified)
-            decode_logits.append(logits)
+            verified = [part for part in parts[span] if part.action is not Action.DECODE]
+            count = sum(len(part.logits_rows) for part in verified)
+            if verified:
+                rows.append(
+                    self._rows.results(batch, verified, output.logits[:count], output.hidden)[0]
+                )
+            # Not a view: the next forward overwrites the logits.
+            decode_logits.append(output.logits[count:].clone())
             graphs.append(output.graph)
             if output.hidden is not None:
                 hidden.append(output.hidden)
             del output  # the next forward needs the logits' memory
         num_passes, sampled = len(rows), LogitsProcessorOutput(next_token_logits=None)
         if decoding:
-            results, sampled = self._rows.decoded(batch, decoding, torch.cat(decode_logits))
+            results, sampled = self._rows.results(
+                batch, parts[len(drafted) :], torch.cat(decode_logits)
+            )
             rows.append(results)
         return TargetForward(
             parts,
@@ -287,17 +277,3 @@ class Verifier:
             output=sampled,
             num_passes=num_passes,
         )
-
-    def _results_of(
-        self, batch: ScheduleBatch, parts: Sequence[RequestRows], output: ForwardOutput
-    ) -> tuple[list[RowResults], torch.Tensor]:
-        """What a forward says about its drafts, if it has any, and its decode rows' logits."""
-        verified = [part for part in parts if part.action is not Action.DECODE]
-        count = sum(len(part.logits_rows) for part in verified)
-        found = (
-            [self._rows.verified(batch, verified, output.logits[:count], output.hidden)]
-            if verified
-            else []
-        )
-        # Not a view: the next forward overwrites the logits, and needs their memory.
-        return found, output.logits[count:].clone()

@@ -49,7 +49,7 @@ class WideInputs:
     """
 
     def __init__(self, width: int, max_size: int, device: Any, max_reqs: int = 0) -> None:
-        self.width, self.max_size, max_rows = width, max_size, max_size * width
+        self.width, max_rows = width, max_size * width
         with torch.device(device):
             self.ids, self.positions, self.slots = torch.zeros(3, max_rows, dtype=torch.int64)
             self.pools, self.starts = torch.zeros(2, max_reqs or max_size, dtype=torch.int64)
@@ -206,16 +206,15 @@ def _capturing(runner: Any, graphs: WideGraphs, sizes: Sequence[int]) -> Iterato
     """While it lasts, captures of the runner are those of ``graphs``."""
     decode, model, inputs = get_exec().graph.cuda_graph_config.decode, runner.model, graphs.inputs
     processor, bs = model.logits_processor, decode.bs
-    width = {
-        "speculative_num_draft_tokens": inputs.width,
-        "speculative_num_steps": 1,
-        "speculative_eagle_topk": 1,
-    }
     decode.bs = [*sizes]
     model.logits_processor = _EndingHead(graphs, processor)
     runner.capture_head_hooks.append(graphs.load)
     try:
-        with get_spec().override(**width):
+        with get_spec().override(
+            speculative_num_draft_tokens=inputs.width,
+            speculative_num_steps=1,
+            speculative_eagle_topk=1,
+        ):
             yield
     finally:
         runner.capture_head_hooks.remove(graphs.load)

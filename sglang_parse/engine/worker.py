@@ -48,6 +48,7 @@ class ParseWorker(BaseSpecWorker):
         self._target_worker = target_worker
         self._draft_worker = self.engine.drafter.model if self.engine.drafter else None
         self._running: dict[int, Req] = {}  # by id(): several clients may give one rid
+        self._forward_stream: Any = None
 
     def forward_batch_generation(
         self,
@@ -69,11 +70,10 @@ class ParseWorker(BaseSpecWorker):
         engine.counters.record_launch(batch.reqs, overlap=batch.enable_overlap)
         if engine.drafter is not None:
             engine.drafter.model.kv.unmark_allocated()
-        self.pipeline.forward_stream = torch.get_device_module(batch.device).current_stream()
+        self._forward_stream = torch.get_device_module(batch.device).current_stream()
         if not is_prefill:
             self._running = {id(req): req for req in batch.reqs}
-        num_running = len(self._running.keys() | set(map(id, batch.reqs)))
-        engine.controller.num_running = num_running
+        engine.controller.num_running = len(self._running.keys() | set(map(id, batch.reqs)))
         if is_prefill:
             return prefill(engine, batch, **kwargs)
         engine.counters.sample_kv_slots(batch.reqs)
@@ -144,7 +144,9 @@ class ParseWorker(BaseSpecWorker):
             admission.finish(self.engine, req)
         if self.engine.drafter is None or get_memory().disable_radix_cache:
             return
-        self.pipeline.order_after_forward(self.engine.verifier.target.runner.device)
+        if self._forward_stream is not None:  # the marks wait for the forwards in flight
+            device = self.engine.verifier.target.runner.device
+            torch.get_device_module(device).current_stream().wait_stream(self._forward_stream)
         self.engine.drafter.model.kv.settle(req, req.owned_kv_len())
 
 

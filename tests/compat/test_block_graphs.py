@@ -18,7 +18,7 @@ from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
 from sglang_parse.engine.drafting import block_graphs, block_kernels
 from sglang_parse.engine.drafting.block_graphs import BlockBody
-from sglang_parse.engine.logits.levels import levels_of
+from sglang_parse.engine.logits.sampling import levels_of
 from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS, graph_sizes_of
 
 pytestmark = pytest.mark.compat

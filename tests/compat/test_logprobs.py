@@ -39,7 +39,7 @@ def test_records(monkeypatch: pytest.MonkeyPatch, piece_rows: int, is_kept: bool
         LogitsRows(REQS[2], 4),
         LogitsRows(REQS[3], 6, 2, after=[0]),
     ]
-    asked = logprobs.LogprobRows.of(parts, REQS, logits.device)
+    asked = logprobs.LogprobRows(parts, REQS, logits.device)
     read_from = logits.clone()
     if is_kept:
         asked.keep(read_from)

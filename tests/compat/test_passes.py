@@ -30,9 +30,8 @@ def test_rows_repeat_what_a_state_lacks():
     state = RequestState(RequestPolicy(threshold=0.5), output_ids=[4, 5, 6, 7], committed=6)
     state.draft.token_ids, state.state_lag = [8, 9], 2
     req = SimpleNamespace(origin_input_ids=[1, 2, 3], parse_state=state)
-    replay, decode, verify = (
-        rows(0, req) for rows in (forward.replay_rows, forward.decode_rows, forward.verify_rows)
-    )
+    replay, decode = (forward.decode_rows(0, req, num_anchors) for num_anchors in (0, 1))
+    verify = forward.verify_rows(0, req)
     assert [part.layout.prefix_len for part in (replay, decode, verify)] == [4, 4, 4]
     assert (replay.token_ids, replay.logits_rows) == ([5, 6], (1,))
     assert (decode.token_ids, decode.logits_rows) == ([5, 6, 7], (2,))
@@ -53,8 +52,7 @@ class Launched:
         monkeypatch.setattr(verify, "broadcast", lambda values: values)
         for name in ("verify_rows", "decode_rows"):
             monkeypatch.setattr(verify, name, lambda _row, req, *_, **__: req.rows)
-        monkeypatch.setattr(RowReader, "verified", self._verified)
-        monkeypatch.setattr(RowReader, "decoded", self._decoded)
+        monkeypatch.setattr(RowReader, "results", self._results)
         monkeypatch.setattr(forward, "max_forward_rows", lambda: limits.get("max_rows", 23))
         logits_bytes = 4 * limits.get("max_logits_rows", 23)
         monkeypatch.setattr(forward, "MAX_LOGITS_BYTES", logits_bytes)
@@ -75,7 +73,12 @@ class Launched:
         states = torch.tensor(hidden)[:, None] if capture else None
         return forward.ForwardOutput(torch.tensor(logits)[:, None], states, graph=0)
 
-    def _verified(self, _batch, parts, logits, _hidden):
+    def _results(self, _batch, parts, logits, *hidden):
+        if hidden:
+            return self._verified(parts, logits), None
+        return self._decoded(parts, logits), None
+
+    def _verified(self, parts, logits):
         from sglang_parse.engine.row_results import RowResults
 
         self.measured.append(([part.index for part in parts], logits.flatten().tolist()))
@@ -86,11 +89,11 @@ class Launched:
         tokens, answers = logits[firsts, 0], logits[others]
         return RowResults(tokens, tokens[:, None] + 0.5, answers.expand(-1, 2))
 
-    def _decoded(self, _batch, rows, logits):
+    def _decoded(self, parts, logits):
         from sglang_parse.engine.row_results import RowResults
 
-        self.sampled = (list(rows), logits.flatten().tolist())
-        return RowResults(logits[: len(rows), 0]), None
+        self.sampled = ([part.index for part in parts], logits.flatten().tolist())
+        return RowResults(logits[: len(parts), 0])
 
     @property
     def hidden(self) -> list:

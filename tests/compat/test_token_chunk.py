@@ -209,7 +209,7 @@ def test_a_chunk_that_follows_takes_the_tokens_before_it_first(monkeypatch: pyte
 
 def test_levels_are_octaves_of_odds():
     """Of the token that was chosen, likely or not."""
-    from sglang_parse.engine.logits.levels import levels_of
+    from sglang_parse.engine.logits.sampling import levels_of
 
     chances = [0.001, 0.3, 0.4, 0.6, 0.7, 0.995, 0.9995, 1.0]
     logits = torch.tensor([[p, 1 - p] for p in chances]).log()

@@ -31,7 +31,7 @@ from sglang_parse.core.block_accept import (
 )
 from sglang_parse.engine.drafting.block_kernels import ARE_USED, accept_rows, load_rows
 from sglang_parse.engine.drafting.draft_head import DraftHead, HeadInGraph
-from sglang_parse.engine.logits.levels import levels_of
+from sglang_parse.engine.logits.sampling import levels_of
 from sglang_parse.engine.wide_graphs import (
     MAX_DRAFT_ROWS,
     WideGraphs,

@@ -45,8 +45,7 @@ from sglang_parse.engine.drafting.draft_prefill import kv_len, prefill_up_to
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.forward import max_logits_rows
 from sglang_parse.engine.logits.adjust import adjust
-from sglang_parse.engine.logits.levels import levels_of
-from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
+from sglang_parse.engine.logits.sampling import PreparedRows, levels_of, prepare_rows
 from sglang_parse.engine.requests import is_adjusted, sequence_slice
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 

@@ -16,8 +16,7 @@ from sglang_parse.engine.drafting.draft_model import DecodeInputs
 from sglang_parse.engine.drafting.draft_prefill import forward_missing
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.logits.adjust import Adjustment
-from sglang_parse.engine.logits.levels import levels_of
-from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
+from sglang_parse.engine.logits.sampling import PreparedRows, levels_of, prepare_rows
 from sglang_parse.engine.sglang_types import Req
 
 STEPS_AHEAD = 4

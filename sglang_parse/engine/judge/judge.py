@@ -21,11 +21,7 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.core.rival import Rival
 from sglang_parse.core.round import Round, Verdicts
 from sglang_parse.core.segment import Segmenter, evenly_spaced, prefix_ends
-from sglang_parse.core.selection import (
-    contradicts_target,
-    matched_prefixes,
-    matching_tokens,
-)
+from sglang_parse.core.selection import contradicts_target, matched_prefixes, matching_tokens
 from sglang_parse.core.strict import Refusal, find_refusal
 from sglang_parse.engine.judge.scorer import Scorer
 from sglang_parse.engine.logits.grammar import free_ends

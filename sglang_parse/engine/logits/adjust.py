@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 import torch
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_parse.device import on_device
+from sglang_parse.engine.batch import spans_within
 from sglang_parse.engine.faults import contain_request, reset_rows
 from sglang_parse.engine.logits.grammar import is_constrained, rows_of
 from sglang_parse.engine.logits.rows import LogitsRows, rows_per_piece
@@ -94,10 +95,8 @@ class Penalties:
         for part, start in zip(self._parts, starts, strict=False):
             for place, token in enumerate(part.after[: part.first + part.count - 1]):
                 places.append((start + max(0, place + 1 - part.first)) * vocab_size + token)
-        index = on_device(places, self._device)
         counts = torch.zeros(starts[-1] * vocab_size, device=self._device)
-        counts.scatter_add_(0, index, torch.ones_like(index, dtype=torch.float32))
-        counts = counts.view(-1, vocab_size)
+        counts = _count_into(counts, places).view(-1, vocab_size)
         for part, start in zip(self._parts, starts, strict=False):
             counts[start] += _output_counts(part, vocab_size, self._device)
             if part.count > 1:
@@ -105,35 +104,23 @@ class Penalties:
         return counts
 
 
-@dataclass(slots=True)
-class OutputCounts:
-    """How often each token is in a request's output: what is new is added.
-
-    Attributes:
-        counts: fp32 [vocab] on the device.
-        num_counted: output tokens in them.
-    """
-
-    counts: torch.Tensor
-    num_counted: int = 0
-
-    def add(self, output_ids: Sequence[int]) -> None:
-        index = on_device([*output_ids[self.num_counted :]], self.counts.device)
-        self.counts.scatter_add_(0, index, torch.ones_like(index, dtype=torch.float32))
-        self.num_counted = len(output_ids)
+def _count_into(counts: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+    """Adds 1 to fp32 ``counts`` at each of ``places``, as often as it is named."""
+    index = on_device(places, counts.device)
+    return counts.scatter_add_(0, index, torch.ones_like(index, dtype=torch.float32))
 
 
 def _output_counts(part: LogitsRows, vocab_size: int, device: torch.device) -> torch.Tensor:
-    """fp32 [vocab] of a request; a retraction takes output back, and it is counted again."""
-    state = part.req.parse_state
-    found: Any = state.notes.output_counts
-    is_known = found is not None and len(found.counts) >= vocab_size
-    if not is_known or found.num_counted > len(part.before):
-        found = OutputCounts(torch.zeros(vocab_size, device=device))
-        state.notes.output_counts = found
-    if found.num_counted < len(part.before):
-        found.add(part.before)
-    return found.counts[:vocab_size]
+    """fp32 [vocab] how often each token is in a request's output: what is new is added. A
+    retraction takes output back, and it is counted again."""
+    notes: Any = part.req.parse_state.notes
+    counts, num_counted = notes.output_counts or (torch.zeros(0), 0)
+    if len(counts) < vocab_size or num_counted > len(part.before):
+        counts, num_counted = torch.zeros(vocab_size, device=device), 0
+    if num_counted < len(part.before):
+        _count_into(counts, [*part.before[num_counted:]])
+    notes.output_counts = counts, len(part.before)
+    return counts[:vocab_size]
 
 
 class MinNewTokens:
@@ -308,18 +295,12 @@ def adjust(logits: torch.Tensor, parts: Sequence[LogitsRows]) -> torch.Tensor | 
         bool [n] the rows of which nothing finite is left, set to 0: a sampler would raise. None
         without ``parts``.
     """
-    size = rows_per_piece(logits.shape[1])
-    piece: list[LogitsRows] = []
-    num_rows = 0
-    for part in chain.from_iterable(part.split(size) for part in parts):
-        if num_rows + part.count > size:
-            Adjustment(piece, logits.device).apply(logits)
-            piece, num_rows = [], 0
-        piece.append(part)
-        num_rows += part.count
-    if not piece:
+    if not parts:
         return None
-    Adjustment(piece, logits.device).apply(logits)
+    size = rows_per_piece(logits.shape[1])
+    pieces = [piece for part in parts for piece in part.split(size)]
+    for span in spans_within([(piece.count,) for piece in pieces], (size,)):
+        Adjustment(pieces[span], logits.device).apply(logits)
     rows = on_device([row for part in parts for row in part.rows], logits.device)
     is_adjusted = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     is_adjusted.index_fill_(0, rows, True)

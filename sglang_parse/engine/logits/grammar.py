@@ -15,10 +15,11 @@ So walks do not depend on the overlap schedule. They start at a prefill.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
@@ -31,6 +32,7 @@ from sglang_parse.startup.fallback import can_fork_grammars
 ITS_GRAMMAR = "its grammar"
 MAX_SPELLINGS = 64
 """Tokens that may begin a forced text; more are not looked at."""
+T = TypeVar("T")
 
 
 class GrammarWalk:
@@ -89,6 +91,14 @@ class GrammarWalk:
         rows = [self._rows.get(num_before), self._rows.get(len(output))]
         self._forget(num_before)
         return all(self.forced_token(row) is not None for row in rows)
+
+    def free_ends(
+        self, output: Sequence[int], ids: Sequence[int], ends: Sequence[int]
+    ) -> list[int]:
+        """See the function; ``ends`` has one at least."""
+        rows = self.rows(output, ids[: ends[-1]], len(output))
+        is_forced = cache(lambda end: self.forced_token(rows[end]) is not None)
+        return [end for end in ends if not (is_forced(end - 1) and is_forced(end))]
 
     def forced_token(self, row: torch.Tensor | None) -> int | None:
         """The token after which a forced text goes on; None where a row does not force one.
@@ -187,15 +197,21 @@ def start_walk(req: Req, vocab_size: int) -> None:
             state.notes.grammar = walk
 
 
+def _asked(state: RequestState, ask: Callable[[Any], T], otherwise: T) -> T:
+    """What the walk of a request says; ``otherwise`` without one. A matcher's error ends the
+    request."""
+    if state.notes.grammar is not None and not state.fault:
+        with contain_request(state, ITS_GRAMMAR):
+            return ask(state.notes.grammar)
+    return otherwise
+
+
 def rows_of(
     state: RequestState, before: Sequence[int], after: Sequence[int]
 ) -> list[torch.Tensor | None]:
-    """``GrammarWalk.rows`` of a request. A matcher's error ends the request."""
-    walk: Any = state.notes.grammar
-    if walk is not None and not state.fault:
-        with contain_request(state, ITS_GRAMMAR):
-            return walk.rows(before, after, len(state.output_ids))
-    return [None] * (1 + len(after))
+    """``GrammarWalk.rows`` of a request."""
+    none: list[torch.Tensor | None] = [None] * (1 + len(after))
+    return _asked(state, lambda walk: walk.rows(before, after, len(state.output_ids)), none)
 
 
 def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> list[int]:
@@ -206,33 +222,19 @@ def free_ends(state: RequestState, ids: Sequence[int], ends: Sequence[int]) -> l
         ids: tokens after the output.
         ends: ascending offsets in it.
     """
-    walk: Any = state.notes.grammar
-    if walk is None or not ends:
-        return [*ends]
-    rows = rows_of(state, state.output_ids, ids[: ends[-1]])
-    is_forced = cache(lambda end: walk.forced_token(rows[end]) is not None)
-    with contain_request(state, ITS_GRAMMAR):
-        return [end for end in ends if not (is_forced(end - 1) and is_forced(end))]
-    return [*ends]
+    if not ends:
+        return []
+    return _asked(state, lambda walk: walk.free_ends(state.output_ids, ids, ends), [*ends])
 
 
 def ends_in_forced_text(state: RequestState) -> bool:
     """Whether the output ends inside text that the grammar forces: no draft begins there."""
-    walk: Any = state.notes.grammar
-    if walk is None or state.fault:
-        return False
-    with contain_request(state, ITS_GRAMMAR):
-        return walk.ends_in_forced_text(state.output_ids)
-    return False
+    return _asked(state, lambda walk: walk.ends_in_forced_text(state.output_ids), False)
 
 
 def forced_after(state: RequestState, limit: int) -> list[int]:
     """``GrammarWalk.forced`` of a constrained request, after its output."""
-    walk: Any = state.notes.grammar
-    if not state.fault:
-        with contain_request(state, ITS_GRAMMAR):
-            return walk.forced(state.output_ids, limit)
-    return []
+    return _asked(state, lambda walk: walk.forced(state.output_ids, limit), [])
 
 
 def num_allowed(req: Req, ids: Sequence[int]) -> int:
@@ -255,9 +257,7 @@ def _allows(row: torch.Tensor | None, token: int) -> bool:
 def _allowed(row: torch.Tensor) -> list[int]:
     """The tokens that a row allows; none if they are too many to be one text's beginnings."""
     words = row.numpy()
-    places = words.nonzero()[0]
-    if len(places) > MAX_SPELLINGS:
+    if np.count_nonzero(words) > MAX_SPELLINGS:
         return []
-    bits = [(int(place), int(words[place])) for place in places]
-    found = [32 * place + bit for place, word in bits for bit in range(32) if word >> bit & 1]
+    found = np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0].tolist()
     return found if len(found) <= MAX_SPELLINGS else []

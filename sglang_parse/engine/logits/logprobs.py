@@ -57,13 +57,6 @@ class LogprobRows:
         self._temperatures = on_device(temperatures, device, torch.float32) if is_scaled else None
         self._copy: torch.Tensor | None = None
 
-    @classmethod
-    def of(
-        cls, parts: Sequence[LogitsRows], reqs: Sequence[Req], device: torch.device
-    ) -> LogprobRows | None:
-        """None if no request asks."""
-        return cls(parts, reqs, device) if parts else None
-
     def keep(self, logits: torch.Tensor) -> None:
         """Copies the rows before a sampler overwrites them."""
         self._copy = logits[self._rows]
@@ -99,12 +92,8 @@ def _widths(reqs: Sequence[Req]) -> tuple[int, int]:
     """Top tokens, and requested ids, of a record."""
     asking = [req.logprob for req in reqs if req.return_logprob]
     num_ids = max((len(asked.token_ids_logprob or ()) for asked in asking), default=0)
-    return max((_num_top(asked.top_logprobs_num) for asked in asking), default=0), num_ids
-
-
-def _num_top(asked: int) -> int:
-    """Top tokens of a request; a negative number asks for none, as in SGLang's sampler."""
-    return max(asked, 0)
+    # A negative number asks for none, as in SGLang's sampler.
+    return max([0, *(asked.top_logprobs_num for asked in asking)]), num_ids
 
 
 def _temperature(req: Req) -> float:
@@ -132,7 +121,7 @@ def write_logprobs(
     requested_ids: list[Sequence[int]] = [[]] * num_places
     for i, tokens in emitted.items():
         asked = reqs[i].logprob
-        ids, count = asked.token_ids_logprob or [], _num_top(asked.top_logprobs_num)
+        ids, count = asked.token_ids_logprob or [], max(0, asked.top_logprobs_num)
         for place, (logprob, record) in enumerate(tokens, start=i * stride):
             logprobs[place] = logprob
             values = torch.tensor(record[2:], dtype=torch.float64)

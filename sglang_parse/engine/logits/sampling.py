@@ -1,9 +1,11 @@
-"""Sample some rows of a batch, each with its own request's parameters, by SGLang's sampler."""
+"""Sample some rows of a batch, each with its own request's parameters, by SGLang's sampler; and how
+sure a model is of what it chose."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
+from sglang_parse.core.doubt import LEVELS, LOWEST
 from sglang_parse.core.phases import PROPOSERS
 from sglang_parse.device import on_device
 from sglang_parse.engine.logits.adjust import CustomProcessors
@@ -91,6 +94,19 @@ def _select_sampling_masks(selected: SamplingBatchInfo) -> None:
             selected.device,
         )
     )
+
+
+def levels_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """int64 [n] levels (``core.doubt``) of chosen tokens; of no meaning where logits hold a NaN.
+
+    Args:
+        logits: [n, vocab] as adjusted, before any temperature.
+        tokens: int64 [n]; below 0 for none.
+    """
+    chosen = tokens.clamp(min=0)[:, None]
+    chances = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0]
+    octaves = chances.logit() / math.log(2)
+    return (octaves - LOWEST).floor().clamp(0, LEVELS - 1).to(torch.int64)
 
 
 def prepare_rows(runner: Any, batch: ScheduleBatch, indices: Sequence[int]) -> PreparedRows:
