@@ -135,7 +135,7 @@ class StageTimer:
 
         def record(ms: float) -> None:
             for state, count in zip(states, num_prefilled, strict=True):
-                state.notes.telemetry.charge(draft=ms * count / total)
+                state.notes.telemetry.charge("draft", ms * count / total)
             self._stages.append(StageTime(Stage.DRAFT_PREFILL, total, 0, ms))
 
         self.when_passed(record, watch)
@@ -145,7 +145,7 @@ class StageTimer:
         continued = chunk.continued
 
         def record(ms: float) -> None:
-            _share(states, draft=ms)
+            _share(states, "draft", ms)
             forwards = chunk.num_forwards, chunk.kind
             stage = StageTime(
                 Stage.DRAFT, len(states), num_tokens, ms, *forwards, continued=continued
@@ -178,10 +178,10 @@ class StageTimer:
         def charge(ms: float) -> None:
             for state, part in zip(states, parts, strict=True):
                 stage = "decode" if part.action is Action.DECODE else "verify"
-                state.notes.telemetry.charge(**{stage: ms * part.num_rows / forward.num_rows})
+                state.notes.telemetry.charge(stage, ms * part.num_rows / forward.num_rows)
 
         def record(ms: float, head_ms: float) -> None:
-            _share([state for state in states if state.policy.uses_eagle], **{head_stage: head_ms})
+            _share([state for state in states if state.policy.uses_eagle], head_stage, head_ms)
             if Action.VERIFY in actions:
                 stage = Stage.VERIFY, forward.num_rows, 0
             else:
@@ -195,7 +195,7 @@ class StageTimer:
         self.when_passed(record, watch, head)
 
 
-def _share(states: Sequence[RequestState], **ms: float) -> None:
+def _share(states: Sequence[RequestState], stage: str, ms: float) -> None:
     """Charges a stage to requests in equal parts."""
     for state in states:
-        state.notes.telemetry.charge(**{stage: value / len(states) for stage, value in ms.items()})
+        state.notes.telemetry.charge(stage, ms / len(states))
