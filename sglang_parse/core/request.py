@@ -107,12 +107,8 @@ class RequestState:
     # -- prefill ----------------------------------------------------------------
 
     def restart(self, prefilled_len: int, output_ids: Sequence[int]) -> None:
-        """Resets the state after a prefill, the first one or one that follows a retraction.
-
-        Args:
-            prefilled_len: tokens prefilled so far.
-            output_ids: those of them that are output.
-        """
+        """Resets the state after a prefill, the first one or one that follows a retraction: so many
+        tokens are prefilled, of which ``output_ids`` are output."""
         self.phase = Phase.PLAIN if self.policy.is_plain else Phase.DRAFTING
         self.draft, self.in_segment = Draft(), False
         self.committed = self.prefilled_len = prefilled_len
@@ -131,12 +127,8 @@ class RequestState:
     # -- plan -------------------------------------------------------------------
 
     def take(self, action: Action, num_slots: int = 0, *, cuts_draft: bool = False) -> None:
-        """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it.
-
-        Args:
-            num_slots: KV slots granted with it, behind those of its sequence.
-            cuts_draft: see ``KvGrant``.
-        """
+        """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it, with so
+        many KV slots behind those of its sequence; ``cuts_draft``: see ``KvGrant``."""
         self.action = action
         self.notes.telemetry.stats.kv_slots_granted += num_slots
         self.waited = self.waited + 1 if action is Action.WAIT and not cuts_draft else 0
