@@ -127,8 +127,8 @@ class RequestState:
     # -- plan -------------------------------------------------------------------
 
     def take(self, action: Action, num_slots: int = 0, *, cuts_draft: bool = False) -> None:
-        """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it, with so
-        many KV slots behind those of its sequence; ``cuts_draft``: see ``KvGrant``."""
+        """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it, with
+        so many KV slots behind those of its sequence; ``cuts_draft``: see ``KvGrant``."""
         self.action = action
         self.notes.telemetry.stats.kv_slots_granted += num_slots
         self.waited = self.waited + 1 if action is Action.WAIT and not cuts_draft else 0

@@ -101,7 +101,8 @@ class RequestTelemetry:
             yield source, *found
 
     def charge(self, stage: str, ms: float) -> None:
-        """Adds the request's part of a stage's wall time; ``Stats`` has the stages' names."""
+        """Adds the request's part of a stage's wall time, in ms: of "prefill", "draft", "verify" or
+        "decode"."""
         name = f"{stage}_ms"
         setattr(self.stats, name, getattr(self.stats, name) + ms)
         if stage == "verify" and self.last_parts:
