@@ -20,7 +20,7 @@ from sglang_parse.client.records import (
 from sglang_parse.client.servers import MODEL_NAME, ServerSpec
 from sglang_parse.client.targets import check_server, parse_settings, server_specs
 from sglang_parse.compare.settings import CompareSettings
-from sglang_parse.core.block import USUAL_BLOCK, Masks, lookahead_rows
+from sglang_parse.core.block import USUAL_BLOCK, BlockKind, Masks
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.judge import LIKELIHOOD
 from sglang_parse.core.policy.constants import DEFAULTS
@@ -159,7 +159,7 @@ class BenchSettings(Flags):
     def kv_slots(self) -> int:
         """Slots for a verify pass and a block of all requests, 64 per request for partly filled
         pages."""
-        block = lookahead_rows(USUAL_BLOCK, Masks.EVERY) if self.block_tokens else 0
+        block = BlockKind(USUAL_BLOCK, Masks.EVERY).lookahead_rows if self.block_tokens else 0
         length = self.input_len + self.max_new_tokens
         return self.concurrencies[-1] * (length + self.rows + block + 64)
 

@@ -18,7 +18,7 @@ from typing import Any
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.phases import TraceRecord
 from sglang_parse.core.selection import matching_tokens, select
-from sglang_parse.core.strict import CLASSES
+from sglang_parse.core.strict import NUMBERS
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 """Decodes a batch of token ids, special tokens included."""
@@ -233,11 +233,11 @@ def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Itera
 
 
 def _refused_in(record: TraceRecord, start: int, end: int) -> str:
-    """The strict class, for people, of the token that it refuses in this part of the draft."""
+    """What a strict class refuses in this part of the draft: a number, or code."""
     strict = record.get("strict")
     if strict is None or not start <= strict["place"] < end:
         return ""
-    return CLASSES[strict["name"]].member
+    return "a number" if strict["name"] == NUMBERS else strict["name"]
 
 
 def _by_line(segments: Iterable[Segment]) -> Iterator[Segment]:

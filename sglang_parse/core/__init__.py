@@ -2,7 +2,7 @@
 
     options        options of a request
     config         the server's settings and command-line flags
-    setting        settings in flags, errors and documents
+    setting        settings in flags, errors and documents; files of other programs
     segment        ends of a draft's segments; prefix k is its first k segments
     strict         tokens that must be the target's own choice
     markdown       fenced blocks of code in an answer that is being written
@@ -30,7 +30,6 @@
     arming         when a draft starts beside a decode step in flight
     answers        earlier answers by the end of a prompt or an answer
     kv_demand      actions and KV slots of the running requests in the next iteration
-    json_file      files that other programs have written
     certificate    certified thresholds of ``sglang-parse calibrate``
     policy         adaptive drafting
     counters       counters of requests and of the process

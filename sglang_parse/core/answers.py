@@ -93,11 +93,8 @@ class AnswerIndex:
         return self._use(next(found, 0) // MAX_TOKENS)
 
     def find(self, scope: Scope, newest_ids: Sequence[int]) -> tuple[Sequence[int], int]:
-        """The latest answer that has the newest tokens, and the place behind them.
-
-        Args:
-            newest_ids: the last ``GRAM`` tokens.
-        """
+        """The latest answer that has the newest tokens, the last ``GRAM``, and the place behind
+        them; () and 0 for none."""
         found = self._places.get(scope, {}).get(_key(newest_ids), 0)
         number, place = divmod(found, MAX_TOKENS)
         answer = self._use(number)

@@ -66,7 +66,10 @@ class BlockKind:
     def lookahead_rows(self) -> int:
         """Rows of a forward, and of the head's steps, after the last accepted token, each with a KV
         slot."""
-        return lookahead_rows(self.size, self.masks)
+        size = self.size
+        if self.masks is Masks.HEAD:  # to the head's last step behind a block that is accepted
+            return max(size - 1, 2 * size - 3)
+        return {Masks.NONE: 0, Masks.LAST: 2 * size - 2, Masks.EVERY: size * size - 1}[self.masks]
 
     def rows(self, prefix_len: int) -> RequestLayout:
         """Returns one request's rows of a forward behind ``prefix_len`` tokens with draft KV."""
@@ -92,12 +95,6 @@ class BlockKind:
 
 
 ONE_TOKEN = BlockKind(1, Masks.NONE)
-
-
-def lookahead_rows(size: int, masks: Masks) -> int:
-    if masks is Masks.HEAD:  # to the head's last step behind a block that is accepted
-        return max(size - 1, 2 * size - 3)
-    return {Masks.NONE: 0, Masks.LAST: 2 * size - 2, Masks.EVERY: size * size - 1}[masks]
 
 
 def block_kinds(

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from sglang_parse.core.json_file import read_json_file
-from sglang_parse.core.setting import Threshold
+from sglang_parse.core.setting import Threshold, read_json_file
 
 NUM_QUANTILES = 513
 """Verdicts of the calibration set that a certificate stores, to compare a server's with."""

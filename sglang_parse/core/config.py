@@ -19,7 +19,6 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 
 from sglang_parse.core.block import MAX_BLOCK
 from sglang_parse.core.certificate import Certificate, CertificateError, read_certificate
-from sglang_parse.core.json_file import read_json_file
 from sglang_parse.core.judge import (
     LIKELIHOOD,
     LIKELIHOOD_STRICT,
@@ -39,6 +38,7 @@ from sglang_parse.core.setting import (
     Setting,
     Threshold,
     problems_of,
+    read_json_file,
     settings_of,
     shown,
     unknown_names,
@@ -171,9 +171,9 @@ class ParseConfig(BaseModel):
                 known = sorted(type(self).model_fields)
                 raise ConfigError(f"unknown PARSE settings {unknown}; known: {known}") from None
             raise ConfigError("\n".join(problems_of(error, type(self), flag))) from None
-        self._check_judge()
+        self._check_verification()
+        self._check_files()
         self._check_mtp()
-        self._check_certificate()
         _ = self.policy
 
     @field_validator("draft_parallel_tokens", mode="before")
@@ -212,8 +212,9 @@ class ParseConfig(BaseModel):
             )
         return str(value)
 
-    def _check_judge(self) -> None:
-        setting, mode = flag("judge"), flag("verification")
+    def _check_verification(self) -> None:
+        """Raises ConfigError beside what only verdicts need."""
+        mode = flag("verification")
         for name in ("judge", "hidden_layers", "strict"):
             value = getattr(self, name)
             is_given = value != type(self).model_fields[name].default
@@ -222,13 +223,19 @@ class ParseConfig(BaseModel):
                     f"{flag(name)} is {value!r}, but {mode} {self.verification} needs no verdicts; "
                     f"use {mode} semantic, or leave {flag(name)} out"
                 )
+
+    def _check_files(self) -> None:
+        """Raises ConfigError if the judge's file, or the certificate, is of no use."""
+        usable = {
+            "judge": f"{QUESTION}, {LIKELIHOOD} or a folder of sglang-parse train-judge",
+            "threshold": Setting("threshold", type(self).model_fields["threshold"]).expected,
+        }
         try:
-            _ = self.judge_file
-        except JudgeError as error:
-            raise ConfigError(
-                f"{setting} is {shown(self.judge)}: {error}; use {QUESTION}, {LIKELIHOOD} or a "
-                "folder of sglang-parse train-judge"
-            ) from error
+            _ = self.judge_file, self.certificate
+        except (JudgeError, CertificateError) as error:
+            name = "judge" if isinstance(error, JudgeError) else "threshold"
+            value = shown(getattr(self, name))
+            raise ConfigError(f"{flag(name)} is {value}: {error}; use {usable[name]}") from error
 
     def _check_mtp(self) -> None:
         """Raises ConfigError beside what takes the place of the hidden states that it reads."""
@@ -242,16 +249,6 @@ class ParseConfig(BaseModel):
             raise ConfigError(
                 f"{name} is {shown(found)} with {setting} {self.mtp}: they {why}; leave one out"
             )
-
-    def _check_certificate(self) -> None:
-        setting = Setting("threshold", type(self).model_fields["threshold"])
-        try:
-            _ = self.certificate
-        except CertificateError as error:
-            name = flag(setting.name)
-            raise ConfigError(
-                f"{name} is {shown(self.threshold)}: {error}; use {setting.expected}"
-            ) from error
 
     @property
     def certificate(self) -> Certificate | None:
@@ -284,7 +281,8 @@ class ParseConfig(BaseModel):
         """What 'auto' stands for instead of 'auto'."""
         if self.strict != AUTO:
             return parse_classes(self.strict)
-        return LIKELIHOOD_STRICT if self.uses_likelihood else ()
+        is_likelihood = self.is_semantic and self.resolved_judge == LIKELIHOOD
+        return LIKELIHOOD_STRICT if is_likelihood else ()
 
     def permitted_options(self, host: str) -> str:
         """Returns 'all', 'safe' or 'none' for a server that listens on ``host``."""
@@ -328,10 +326,6 @@ class ParseConfig(BaseModel):
         """Whether every draft token is accepted or refused by itself."""
         is_every = self.segment_rule == SegmentRule("tokens", 1)
         return not self.is_semantic or (self.scores_tokens and is_every)
-
-    @property
-    def uses_likelihood(self) -> bool:
-        return self.is_semantic and self.resolved_judge == LIKELIHOOD
 
     @property
     def resolved_judge(self) -> str:

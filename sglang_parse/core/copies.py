@@ -49,12 +49,7 @@ class CopyStats:
 
 
 class CopyLength(TextLength):
-    """Chooses the lengths of one request's copies.
-
-    Args:
-        stats: what the server knows.
-        budget: of the request, for all of its texts.
-    """
+    """Chooses the lengths of one request's copies by what the server knows, its ``stats``."""
 
     def __init__(self, stats: CopyStats, budget: Budget) -> None:
         self.net_loss, self._budget, self._stats = 0.0, budget, stats

@@ -109,9 +109,10 @@ class Counters:
 
     def sample_itl(self, state: RequestState, now: float) -> None:
         """Records the ITL of a decoding request that outputs tokens at ``now``."""
-        itl = state.notes.telemetry.itl(now, decodes=state.target_decodes)
-        if itl is not None:
-            self.sample("decode_itl_seconds", (itl,))
+        telemetry = state.notes.telemetry
+        if telemetry.last_decode_at is not None:
+            self.sample("decode_itl_seconds", (now - telemetry.last_decode_at,))
+        telemetry.last_decode_at = now if state.target_decodes else None
 
     def record_launch(self, reqs: Sequence[Any], *, overlap: bool) -> None:
         self._launched_before = self._launched if overlap else ()
@@ -155,19 +156,11 @@ class Counters:
         for req in self.latest_reqs:
             self.update(req)
 
-    @property
-    def any_finished(self) -> bool:
-        return any(req.finished() for req in self.latest_reqs)
-
     def count_phases(self) -> dict[str, int]:
         """Returns the number of running requests by phase; WAITING if there are any."""
-        counts = {phase.value: 0 for phase in Phase}
-        for req in _alive(self._launched):
-            if not req.finished():
-                counts[req.parse_state.phase.value] += 1
-        if not counts[Phase.WAITING.value]:
-            del counts[Phase.WAITING.value]
-        return counts
+        running = [req.parse_state.phase for req in _alive(self._launched) if not req.finished()]
+        shown = [phase for phase in Phase if phase is not Phase.WAITING or phase in running]
+        return {phase.value: running.count(phase) for phase in shown}
 
 
 def _alive(refs: Sequence[ref[Any]]) -> list[Any]:

@@ -33,11 +33,8 @@ class Chances:
         self._accepted, self._seen = [0.0] * LEVELS, [0.0] * LEVELS
 
     def observe(self, levels: Sequence[int], num_output: int, keep: float) -> None:
-        """Records a draft, of whose tokens ``num_output`` were output and the next one was not.
-
-        Args:
-            keep: weight of earlier drafts.
-        """
+        """Records a draft, of whose tokens ``num_output`` were output and the next one was not;
+        ``keep``: weight of earlier drafts."""
         self._accepted = [keep * count for count in self._accepted]
         self._seen = [keep * count for count in self._seen]
         for place, level in enumerate(levels[: num_output + 1]):
@@ -64,14 +61,12 @@ class Doubt:
 
 
 def are_in_doubt(drafts: Sequence[tuple[float, Doubt | None]]) -> bool:
-    """Whether drafts that go on together end: their forwards are shared.
+    """Whether drafts that go on together end: their forwards are shared. ``drafts`` has of each the
+    chance that all of it is accepted, and when it ends; None for never.
 
     >>> doubt = Doubt([0.5] * LEVELS, least=0.3)
     >>> are_in_doubt([(0.25, doubt)]), are_in_doubt([(0.25, doubt), (0.5, doubt)])
     (True, False)
-
-    Args:
-        drafts: of each the chance that all of it is accepted, and when it ends; None for never.
     """
     least = [doubt.least for _, doubt in drafts if doubt]
     is_ended = len(least) == len(drafts) > 0

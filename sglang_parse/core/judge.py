@@ -29,9 +29,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from sglang_parse.core.certificate import Fingerprint
-from sglang_parse.core.json_file import read_json_file
 from sglang_parse.core.segment import SegmentRule
-from sglang_parse.core.setting import Threshold
+from sglang_parse.core.setting import Threshold, read_json_file
 
 Pooling = Literal["worst-token", "running-mean"]
 QUESTION, LIKELIHOOD = "question", "likelihood"

@@ -9,7 +9,7 @@ retracts only what plain decoding could not hold either.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sglang_parse.core.phases import TARGET_DECODES, Action, Phase
 from sglang_parse.core.request import RequestState
@@ -86,7 +86,6 @@ def lookahead_slots(
     """KV slots that a request needs after its committed ones in the next iteration.
 
     Args:
-        state: the request's state, not changed.
         draft_chunk: draft tokens per iteration.
         draft_budget: draft tokens that the request may hold in this round.
         decode_rows: rows of a decode step: the anchor, and what an EAGLE-3 head proposes.
@@ -166,20 +165,16 @@ def pages_up(length: int, page_size: int) -> int:
     return -(-length // page_size) * page_size
 
 
+@dataclass(slots=True)
 class _Shortage:
-    """Allocation when KV is too short for every action."""
+    """Allocation when KV is too short for every action; ``left``: slots that are still free."""
 
-    def __init__(
-        self,
-        demands: Sequence[KvDemand],
-        available: int,
-        page_size: int,
-        reserve: int,
-        frees_soon: bool,
-    ) -> None:
-        self.demands, self.left = demands, available
-        self.page_size, self.reserve, self.frees_soon = page_size, reserve, frees_soon
-        self.grants: dict[int, KvGrant] = {}
+    demands: Sequence[KvDemand]
+    left: int
+    page_size: int
+    reserve: int
+    frees_soon: bool
+    grants: dict[int, KvGrant] = field(default_factory=dict)
 
     def allocate(self) -> list[KvGrant]:
         # Decode steps first: they finish requests, which frees all of their slots.

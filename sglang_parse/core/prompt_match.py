@@ -63,11 +63,6 @@ class PromptMatch(TextMatch):
     def __len__(self) -> int:
         return self._end - MAX_MATCH
 
-    @property
-    def follows(self) -> bool:
-        """Whether the answer is at a known place."""
-        return self._place is not None
-
     def follow(self, token_ids: Sequence[int]) -> None:
         """The answer goes on with ``token_ids``."""
         if self._end + len(token_ids) > len(self._tokens):

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from sglang_parse.core.json_file import read_json_file
+from sglang_parse.core.setting import read_json_file
 
 BUILT_IN = Path(__file__).parent / "questions"
 DEFAULT_QUESTION_FILE = BUILT_IN / "default.json"
@@ -129,12 +129,7 @@ class Thinking:
     line_end_ids: tuple[int, ...]
 
     def is_open_after(self, token_ids: Sequence[int], was_open: bool = False) -> bool:
-        """Returns whether a think block is open after ``token_ids``.
-
-        Args:
-            token_ids: searched backwards.
-            was_open: whether one was open before them.
-        """
+        """Returns whether a think block is open after ``token_ids``, if one ``was_open`` before."""
         for token in reversed(token_ids):
             if token == self.start_id:
                 return True

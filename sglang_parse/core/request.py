@@ -107,12 +107,8 @@ class RequestState:
     # -- prefill ----------------------------------------------------------------
 
     def restart(self, prefilled_len: int, output_ids: Sequence[int]) -> None:
-        """Resets the state after a prefill, the first one or one that follows a retraction.
-
-        Args:
-            prefilled_len: tokens prefilled so far.
-            output_ids: those of them that are output.
-        """
+        """Resets the state after a prefill, the first one or one that follows a retraction: so many
+        tokens are prefilled, of which ``output_ids`` are output."""
         self.phase = Phase.PLAIN if self.policy.is_plain else Phase.DRAFTING
         self.draft, self.in_segment = Draft(), False
         self.committed = self.prefilled_len = prefilled_len
@@ -131,12 +127,8 @@ class RequestState:
     # -- plan -------------------------------------------------------------------
 
     def take(self, action: Action, num_slots: int = 0, *, cuts_draft: bool = False) -> None:
-        """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it.
-
-        Args:
-            num_slots: KV slots granted with it, behind those of its sequence.
-            cuts_draft: see ``KvGrant``.
-        """
+        """Takes the action of this iteration, as ``kv_demand.allocate_kv_slots`` granted it, with
+        so many KV slots behind those of its sequence; ``cuts_draft``: see ``KvGrant``."""
         self.action = action
         self.notes.telemetry.stats.kv_slots_granted += num_slots
         self.waited = self.waited + 1 if action is Action.WAIT and not cuts_draft else 0
@@ -221,11 +213,8 @@ class RequestState:
         *,
         is_exact: bool = False,
     ) -> None:
-        """Takes a draft that no draft model wrote, to be verified as it is up to a stop token.
-
-        Args:
-            is_exact: accept only tokens that the target chooses itself.
-        """
+        """Takes a draft that no draft model wrote, to be verified as it is up to a stop token;
+        ``is_exact``: only tokens that the target chooses itself are accepted."""
         length = len(token_ids)
         self.start_draft(DraftPlan(length, max_prefixes, length))
         self.draft.source = source
@@ -267,11 +256,8 @@ class RequestState:
         self.notes.is_thinking, self.notes.num_scanned = was_thinking, len(self.output_ids)
 
     def record_draft_kv(self, length: int, *, is_sure: bool) -> None:
-        """Records a look at the marks: the prompt has draft KV up to ``length`` tokens.
-
-        Args:
-            is_sure: it need not be looked up again.
-        """
+        """Records a look at the marks: the prompt has draft KV up to ``length`` tokens; if
+        ``is_sure``, it need not be looked up again."""
         is_whole = length >= self.prefilled_len
         self.draft_kv_len = max(length, self.draft_kv_len) if is_whole else length
         self.draft_kv_found = is_sure
@@ -310,11 +296,7 @@ class RequestState:
         self.draft = Draft(judge=self.policy.judge)
 
     def start_decode(self, *, in_segment: bool = False) -> None:
-        """The target decodes.
-
-        Args:
-            in_segment: it ends a rejected segment before drafting resumes.
-        """
+        """The target decodes; ``in_segment``: to end a rejected segment before drafting resumes."""
         self.phase = Phase.PLAIN if self.policy.is_plain else Phase.DECODING
         self.draft, self.in_segment = Draft(), in_segment
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sglang_parse.core.phases import SourceStats, Stats, TraceRecord
 from sglang_parse.core.round import Round
@@ -69,7 +68,9 @@ class RequestTelemetry:
     def add_record(self, record: TraceRecord) -> None:
         """Adds a round to the trace."""
         self.trace.append(record)
-        self.trace_bytes += _size_of(record)
+        rest = {key: value for key, value in record.items() if key != "hidden_states"}
+        data = record.get("hidden_states", {}).get("data", "")
+        self.trace_bytes += len(json.dumps(rest)) + len(data)
 
     def count_decode(self, num_tokens: int) -> None:
         self.num_target_run, self.num_matched_run = num_tokens, 0
@@ -99,31 +100,13 @@ class RequestTelemetry:
             accepted, matched = accepted - found[0], matched - found[1]
             yield source, *found
 
-    def charge(
-        self,
-        *,
-        prefill: float = 0.0,
-        draft: float = 0.0,
-        verify: float = 0.0,
-        decode: float = 0.0,
-    ) -> None:
-        """Adds the request's part of a stage's wall time, in ms."""
-        if verify and self.last_parts:
-            self.sources[self.last_parts[-1][0]].verify_ms += verify
-        self.stats.prefill_ms += prefill
-        self.stats.draft_ms += draft
-        self.stats.verify_ms += verify
-        self.stats.decode_ms += decode
-
-    def itl(self, now: float, *, decodes: bool) -> float | None:
-        """Seconds since its last output; None unless the target decoded ever since.
-
-        Args:
-            decodes: the target decodes what follows.
-        """
-        elapsed = None if self.last_decode_at is None else now - self.last_decode_at
-        self.last_decode_at = now if decodes else None
-        return elapsed
+    def charge(self, stage: str, ms: float) -> None:
+        """Adds the request's part of a stage's wall time, in ms: of "prefill", "draft", "verify" or
+        "decode"."""
+        name = f"{stage}_ms"
+        setattr(self.stats, name, getattr(self.stats, name) + ms)
+        if stage == "verify" and self.last_parts:
+            self.sources[self.last_parts[-1][0]].verify_ms += ms
 
     def count(self, figure: str, value: float) -> float:
         """Growth of a figure since it was last counted; a figure that shrank is not recounted."""
@@ -131,9 +114,3 @@ class RequestTelemetry:
         if growth > 0:
             self.counted[figure] = value
         return growth
-
-
-def _size_of(record: Mapping[str, Any]) -> int:
-    """Bytes of a record as JSON."""
-    rest = {key: value for key, value in record.items() if key != "hidden_states"}
-    return len(json.dumps(rest)) + len(record.get("hidden_states", {}).get("data", ""))

@@ -64,11 +64,8 @@ class RequestText:
         self.is_verified = False
 
     def count_covered(self, output_ids: Sequence[int]) -> tuple[int, int]:
-        """(tokens of the text that are in the answer, tokens that are not).
-
-        Args:
-            output_ids: all of a finished answer.
-        """
+        """(tokens of the text that are in the answer, tokens that are not); ``output_ids``: all of
+        a finished answer."""
         self.match.follow(output_ids[self.match.num_seen :])
         covered = min(self.match.num_covered, len(output_ids), len(self.match))
         return covered, len(self.match) - covered

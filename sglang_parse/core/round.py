@@ -28,11 +28,6 @@ class Verdicts:
     mass: Sequence[float | None] = ()
     refusal: Refusal | None = None
 
-    @property
-    def refused_at(self) -> int | None:
-        """Its place in the draft."""
-        return self.refusal.place if self.refusal else None
-
 
 @dataclass(frozen=True)
 class Round:

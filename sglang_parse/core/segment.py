@@ -50,13 +50,11 @@ class SegmentRule:
 
 
 def segment_ends(pieces: Sequence[str], rule: SegmentRule) -> list[int]:
-    """Returns the ascending end offsets of the complete segments, in ``1..len(pieces)``.
+    """Returns the ascending end offsets of the complete segments, in ``1..len(pieces)``; a piece is
+    the decoded text of one token.
 
     Blank lines belong to the segment before them, so that a paragraph break is one end, not two.
     Leading blank lines are not a segment, because a draft may start between segments.
-
-    Args:
-        pieces: decoded text of each token.
     """
     if rule.kind == "tokens":
         return list(range(rule.num_tokens, len(pieces) + 1, rule.num_tokens))
@@ -140,8 +138,7 @@ class Segmenter:
 
     def text_of(self, token: int, before: Sequence[int]) -> str:
         """Returns the text of a token, with the character that it completes; ends with ``HALF`` if
-        it ends inside a character.
-        """
+        it ends inside a character."""
         (piece,) = self.pieces([token])
         if HALF not in piece:
             return piece
@@ -151,8 +148,7 @@ class Segmenter:
 
     def ends_in(self, token_ids: Sequence[int], start: int) -> bool:
         """Returns whether a segment ends in ``token_ids[start:]``; of what is before, the last few
-        tokens count.
-        """
+        tokens count."""
         recent = token_ids[max(0, start - _MARK_PIECES) : start]
         known, found = (
             segment_ends(self.pieces(ids), self.rule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
+from itertools import takewhile
 
 
 def first_reject(accepted: Sequence[bool], _is_finished: bool) -> int:
@@ -15,12 +16,10 @@ def first_reject(accepted: Sequence[bool], _is_finished: bool) -> int:
 
 
 def answer_first(accepted: Sequence[bool], is_finished: bool) -> int:
-    """Returns the verdict on the finished answer if it accepts, else ``first_reject``.
+    """Returns the last verdict if it is about the finished answer and accepts, else
+    ``first_reject``.
 
     The paper's rule; the paper verifies prefixes only if the answer is rejected.
-
-    Args:
-        is_finished: the last verdict is about the finished answer.
     """
     if is_finished and accepted[-1]:
         return len(accepted) - 1
@@ -77,12 +76,8 @@ def matching_tokens(draft: Sequence[int], target_choice: Sequence[int]) -> int:
         draft: [m] draft token ids.
         target_choice: [>= m] the target's choice at each position, given the draft before it.
     """
-    matched = 0
-    for drafted, chosen in zip(draft, target_choice, strict=False):
-        if drafted != chosen:
-            break
-        matched += 1
-    return matched
+    is_equal = (drafted == chosen for drafted, chosen in zip(draft, target_choice, strict=False))
+    return sum(takewhile(bool, is_equal))
 
 
 def up_to_stop(tokens: Sequence[int], stop_ids: Container[int]) -> tuple[int, ...]:

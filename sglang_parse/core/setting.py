@@ -1,17 +1,21 @@
-"""Settings as pydantic fields: how they are shown, and what is wrong with a value."""
+"""Settings as pydantic fields: how they are shown, and what is wrong with a value, or with a JSON
+file that another program has written."""
 
 from __future__ import annotations
 
+import json
 import reprlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 STRICT = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 Threshold = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
+Model = TypeVar("Model")
 
 
 class ConfigError(ValueError):
@@ -98,6 +102,26 @@ def unknown_names(error: ValidationError) -> list[str]:
     problems = error.errors(include_url=False)
     kinds = ("extra_forbidden", "invalid_key")
     return sorted(str(problem["loc"][0]) for problem in problems if problem["type"] in kinds)
+
+
+def read_json_file(model: type[Model], path: Path, name: str, error: type[ValueError]) -> Model:
+    """Reads an object of ``model``.
+
+    Raises:
+        ValueError: an ``error``: it cannot be read, is not a JSON object, or a value is wrong.
+    """
+    try:
+        return model(**json.loads(path.read_text(encoding="utf-8")))
+    except OSError as found:
+        raise error(f"{name} cannot be read ({found.strerror})") from found
+    except (UnicodeDecodeError, json.JSONDecodeError, TypeError) as found:
+        raise error(f"{name} is not a JSON object: {found}") from found
+    except ValidationError as found:
+        problems = [
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            for problem in found.errors(include_url=False)
+        ]
+        raise error(f"{name} has a wrong {', '.join(problems)}") from found
 
 
 def shown(value: object) -> str:

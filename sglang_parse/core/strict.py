@@ -13,31 +13,13 @@ from sglang_parse.core.markdown import CodeBlocks
 from sglang_parse.core.segment import HALF, MAX_HALVES
 from sglang_parse.core.setting import shown
 
-NONE, CODE = "none", "code"
-
-
-@dataclass(frozen=True, slots=True)
-class StrictClass:
-    """A class of tokens.
-
-    Attributes:
-        member: one of them, for people.
-        holds: whether a token of this text belongs to it, in a block of code or outside.
-    """
-
-    member: str
-    holds: Callable[[str, bool], bool]
-
-
-def _is_number(text: str, _in_code: bool) -> bool:
+NONE, NUMBERS, CODE = "none", "numbers", "code"
+CLASSES: dict[str, Callable[[str, bool], bool]] = {
     # Not isdigit: a wrong fraction, Roman or Chinese numeral is a wrong number, too.
-    return any(map(str.isnumeric, text))
-
-
-CLASSES = {
-    "numbers": StrictClass("a number", _is_number),
-    CODE: StrictClass("code", lambda _text, in_code: in_code),
+    NUMBERS: lambda text, _in_code: any(map(str.isnumeric, text)),
+    CODE: lambda _text, in_code: in_code,
 }
+"""Whether a token of this text, in a block of code or outside, belongs to a class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +83,6 @@ def find_refusal(
             ahead.read([text_of(token, ()) for token in unread])
         in_code = ahead is not None and ahead.is_open
         for name in names:
-            if any(text.endswith(HALF) or CLASSES[name].holds(text, in_code) for text in texts):
+            if any(text.endswith(HALF) or CLASSES[name](text, in_code) for text in texts):
                 return Refusal(place, name)
     return None

@@ -65,11 +65,8 @@ class TextMatch:
     def entered(
         cls, token_ids: Sequence[int], place: int, num_seen: int, *, grows: bool = False
     ) -> TextMatch:
-        """A text that an answer of ``num_seen`` tokens enters at ``place``.
-
-        Args:
-            grows: it is on its way: the answer may get ahead of what has arrived.
-        """
+        """A text that an answer of ``num_seen`` tokens enters at ``place``; if it ``grows``, it is
+        on its way: the answer may get ahead of what has arrived."""
         match = cls(token_ids)
         match._grows = grows
         match._place = match._behind = place

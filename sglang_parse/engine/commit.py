@@ -189,7 +189,7 @@ class Committer:
             threshold,
             rule,
             is_finished=draft.finished,
-            refused_at=verdicts.refused_at,
+            refused_at=verdicts.refusal.place if verdicts.refusal else None,
         )
         return accepted_len, decided_by, rule
 

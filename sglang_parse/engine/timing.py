@@ -136,7 +136,7 @@ class StageTimer:
 
         def charge(ms: float) -> None:
             for state, count in zip(states, num_prefilled, strict=True):
-                state.notes.telemetry.charge(draft=ms * count / total)
+                state.notes.telemetry.charge("draft", ms * count / total)
 
         self.when_passed(charge, watch)
         self._add(StageTime(Stage.DRAFT_PREFILL, total, 0, ms=0.0), watch)
@@ -144,7 +144,7 @@ class StageTimer:
     def draft(self, watch: Stopwatch, reqs: Sequence[Req], chunk: DraftChunk) -> None:
         states, num_tokens = [req.parse_state for req in reqs], chunk.tokens_per_request
         stage = StageTime(Stage.DRAFT, len(states), num_tokens, 0.0, chunk.num_forwards, chunk.kind)
-        self.when_passed(lambda ms: _share(states, draft=ms), watch)
+        self.when_passed(lambda ms: _share(states, "draft", ms), watch)
         self._add(replace(stage, continued=chunk.continued), watch)
 
     def target(
@@ -171,10 +171,10 @@ class StageTimer:
         def charge(ms: float) -> None:
             for state, part in zip(states, parts, strict=True):
                 stage = "decode" if part.action is Action.DECODE else "verify"
-                state.notes.telemetry.charge(**{stage: ms * part.num_rows / forward.num_rows})
+                state.notes.telemetry.charge(stage, ms * part.num_rows / forward.num_rows)
 
         def record(ms: float, head_ms: float) -> None:
-            _share([state for state in states if state.policy.uses_eagle], **{head_stage: head_ms})
+            _share([state for state in states if state.policy.uses_eagle], head_stage, head_ms)
             if Action.VERIFY in actions:
                 stage = Stage.VERIFY, forward.num_rows, 0
             else:
@@ -188,7 +188,7 @@ class StageTimer:
         self.when_passed(record, watch, head)
 
 
-def _share(states: Sequence[RequestState], **ms: float) -> None:
+def _share(states: Sequence[RequestState], stage: str, ms: float) -> None:
     """Charges a stage to requests in equal parts."""
     for state in states:
-        state.notes.telemetry.charge(**{stage: value / len(states) for stage, value in ms.items()})
+        state.notes.telemetry.charge(stage, ms / len(states))

@@ -81,7 +81,8 @@ class ParseMetrics:
                 for label_value in () if metric.is_gauge else metric.label_values:
                     self._child(metric, label_value)
         counters.update_latest()
-        if now - self._parse_published_at >= PUBLISH_EVERY_S or counters.any_finished:
+        any_finished = any(req.finished() for req in counters.latest_reqs)
+        if now - self._parse_published_at >= PUBLISH_EVERY_S or any_finished:
             self._parse_published_at = now
             self.publish()
 

@@ -40,7 +40,7 @@ def test_three_layouts_one_answer(heads, page_size):
     assert error(batch, paged_inputs.masked(batch, page_size, flat_mask)) < EXACT
     assert error(batch, paged_inputs.aliased(batch)) < EXACT
     alone = [paged_inputs.attend(one) for one in paged_inputs.separate(batch, page_size)]
-    assert len(alone) == sum(1 + request.num_questions for request in RAGGED.requests)
+    assert len(alone) == sum(1 + len(request.question_lens) for request in RAGGED.requests)
     assert paged_inputs.worst_error(torch.cat(alone), paged_inputs.expected(batch)) < EXACT
 
 

@@ -38,8 +38,8 @@ EQUAL = 1000
     ],
 )
 def test_classes(text: str, names: list[str]):
-    assert [name for name, one in CLASSES.items() if one.holds(text, False)] == names
-    assert "code" in [name for name, one in CLASSES.items() if one.holds(text, True)]
+    assert [name for name, holds in CLASSES.items() if holds(text, False)] == names
+    assert "code" in [name for name, holds in CLASSES.items() if holds(text, True)]
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,7 @@ def test_a_given_draft_is_no_draft_models():
     assert state.notes.telemetry.stats.draft_forwards == 0
     state.count_round(round_of(3, 3, 2, source=PREDICTION))
     assert state.num_failed == 0
-    state.notes.telemetry.charge(verify=3.0)
+    state.notes.telemetry.charge("verify", 3.0)
     found = state.notes.telemetry.sources[PREDICTION]
     assert (found.rounds, found.drafted_tokens, found.accepted_tokens) == (1, 3, 2)
     assert found.verify_ms == 3.0

@@ -245,11 +245,8 @@ class Controller:
 
     def observe_prefill(self, ms: float, num_eagle_tokens: int = 0, eagle_ms: float = 0.0) -> None:
         """Records a prefill of requests that may draft: they finish sooner, so they cause prefills
-        more often than plain ones would.
-
-        Args:
-            num_eagle_tokens: prompt tokens that the EAGLE-3 head processed, in ``eagle_ms``.
-        """
+        more often than plain ones would; ``num_eagle_tokens``: prompt tokens that the EAGLE-3 head
+        processed, in ``eagle_ms``."""
         if self._has_plain and self.limits.max_slowdown:
             self._debt_ms += ms
         if num_eagle_tokens:
@@ -320,11 +317,7 @@ class Controller:
     def extra_cost(self, rows: int, *, always: bool = False) -> float:
         """Cost of verifying so many rows of one request instead of a decode step of it, in tokens
         that the running requests decode in that time, and those that an EAGLE-3 head would have
-        added to the step; 0 unless adaptive.
-
-        Args:
-            always: see ``plan``: it costs nothing then.
-        """
+        added to the step; 0 unless adaptive, or if the request ``always`` drafts."""
         if always or not self.is_adaptive:
             return 0.0
         num_steps = self.steps_in(self.ms(Stage.VERIFY, self.num_running - 1 + rows))

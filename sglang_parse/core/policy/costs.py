@@ -34,11 +34,8 @@ class StageCost:
         self._ms: list[float] = []
 
     def add(self, size: float, ms: float, graphs: tuple[int, ...] = ()) -> float | None:
-        """Records a forward. The first ones of the same kernels, those of the same ``graphs`` or of
-        about this size, may have compiled them: no mean contains them.
-
-        Args:
-            graphs: see ``StageTime``.
+        """Records a forward. The first ones of the same kernels, those of the same ``graphs``
+        (``StageTime``) or of about this size, may have compiled them: no mean contains them.
 
         Returns:
             Its ms, limited by the mean; None for a first one if nothing is known, or it takes far
@@ -130,11 +127,8 @@ class BlockChoice:
 
     def choose(self, num_requests: int, among: Iterable[BlockKind] = ()) -> BlockKind:
         """Returns the kind of the next chunk of this many requests: one that was not measured at
-        this load, now and then the longest unused one, else the cheapest.
-
-        Args:
-            among: the candidates; all kinds if there are none.
-        """
+        this load, now and then the longest unused one, else the cheapest; ``among`` these, all
+        kinds if there are none."""
         self.num_chunks += 1
         costs = {kind: self.costs[kind] for kind in among} or self.costs
         chosen = next((x for x in costs if not costs[x].knows(num_requests)), None)

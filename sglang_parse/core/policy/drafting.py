@@ -153,11 +153,8 @@ class KeyStats:
     def judge(
         self, num_requests: int, num_running: int, expected: float, now: float, config: PolicyConfig
     ) -> None:
-        """Judges a probe that is over, or a window in which most of ``num_requests`` drafted.
-
-        Args:
-            expected: speedup if all running requests draft.
-        """
+        """Judges a probe that is over, or a window in which most of ``num_requests`` drafted;
+        ``expected``: speedup if all running requests draft."""
         window, switch = self.window, self.switch(num_running)
         num_steps, lost_ms = max(1e-9, window.num_steps), self.lost_ms
         if self.probing is not None:
