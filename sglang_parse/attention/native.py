@@ -200,7 +200,7 @@ def _alias_parts(layout: VerifyLayout, slots: Sequence[torch.Tensor]) -> list[At
     for one in layout.pseudo_sequences():
         row, own = slots[one.request], slice(one.start_column, one.start_column + one.num_rows)
         kv_slots.append(torch.cat((row[: one.context_len], row[own])))
-        masks += _causal_masks([one.num_rows], [one.kv_len])
+        masks.extend(_causal_masks([one.num_rows], [one.kv_len]))
     return _parts_of(kv_slots, masks)
 
 
