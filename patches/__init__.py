@@ -7,6 +7,8 @@ before a stock speculative worker is (guard_cpu), and stops the server.
 
 from __future__ import annotations
 
+import multiprocessing
+
 from sglang_parse.patches import cpu, parse
 from sglang_parse.patches.base import Patch, PatchError, on_cpu_only
 from sglang_parse.startup.compat import Symbol
@@ -15,8 +17,10 @@ PATCHES: tuple[Patch, ...] = (*parse.PATCHES, *cpu.PATCHES)
 
 
 def needed() -> list[Patch]:
-    """Returns the patches that this machine needs."""
-    return [patch for patch in PATCHES if patch.is_needed()]
+    """Returns the patches that this process needs; those of ``cpu`` without an accelerator only."""
+    in_launcher = multiprocessing.parent_process() is None
+    others = () if on_cpu_only() else cpu.PATCHES
+    return [p for p in PATCHES if p not in others and (in_launcher or not p.launcher_only)]
 
 
 def symbols() -> list[Symbol]:
@@ -36,7 +40,7 @@ def assert_applied(*, cpu_only: bool = False) -> None:
     Args:
         cpu_only: check only what stock SGLang needs on a CPU.
     """
-    wanted = [patch for patch in needed() if patch.is_needed is on_cpu_only or not cpu_only]
+    wanted = cpu.PATCHES if cpu_only else needed()
     if failed := [patch.name for patch in wanted if not patch.is_applied()]:
         raise PatchError(
             f"PARSE: patches {failed} are not in force: SGLang would run unpatched. "

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import logging
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
+from functools import partial
+from importlib import import_module
 
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -17,20 +18,6 @@ from sglang_parse.startup.compat import Symbol
 
 class PatchError(RuntimeError):
     """A patch is not in force."""
-
-
-class Change(Protocol):
-    """A change to one attribute of SGLang; ``target`` is its dotted path."""
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Parameters that the target must have."""
-
-    def register(self, target: str) -> None:
-        """Applies the change, or hands it to SGLang."""
-
-    def is_applied(self, target: str) -> bool:
-        """Whether the change is in force in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +56,10 @@ class Hook:
         return False
 
 
-def before(function: Callable) -> Hook:
-    return Hook(function, HookType.BEFORE)
-
-
-def after(function: Callable) -> Hook:
-    return Hook(function, HookType.AFTER)
-
-
-def around(function: Callable) -> Hook:
-    return Hook(function, HookType.AROUND)
-
-
-def replace(function: Callable) -> Hook:
-    return Hook(function, HookType.REPLACE)
+before = partial(Hook, kind=HookType.BEFORE)
+after = partial(Hook, kind=HookType.AFTER)
+around = partial(Hook, kind=HookType.AROUND)
+replace = partial(Hook, kind=HookType.REPLACE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +104,9 @@ def log_filter(logger: str, added: logging.Filter) -> Registration:
     )
 
 
-def always() -> bool:
-    return True
+Change = Hook | Value | Registration
+"""A change to one attribute of SGLang. ``register`` applies it, or hands it to SGLang; both methods
+take the attribute's dotted path. ``parameters`` are those that it must have."""
 
 
 def on_cpu_only() -> bool:
@@ -147,7 +125,7 @@ class Patch:
         how: the behaviour instead.
         removed_when: the change in SGLang that makes the patch unnecessary.
         upstream: issues or pull requests of SGLang about it.
-        is_needed: whether this machine needs it.
+        launcher_only: whether no other process needs it.
     """
 
     name: str
@@ -157,7 +135,7 @@ class Patch:
     how: str
     removed_when: str
     upstream: str = "none"
-    is_needed: Callable[[], bool] = always
+    launcher_only: bool = False
 
     def register(self) -> None:
         for target, change in self.changes.items():
@@ -171,3 +149,9 @@ class Patch:
         """The changed attributes, for the check at start."""
         user = f"the patch {self.name}"
         return [Symbol(path, user, change.parameters) for path, change in self.changes.items()]
+
+
+def patches_in(package: str, path: Iterable[str]) -> tuple[Patch, ...]:
+    """Returns the ``PATCH`` of every module of a package, in the order of their names."""
+    names = sorted(module.name for module in pkgutil.iter_modules(path))
+    return tuple(import_module(f"{package}.{name}").PATCH for name in names)

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType, ModuleType
+from types import ModuleType
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def end_on_sigterm() -> None:
     """Makes SIGTERM raise SystemExit, so that every `finally` runs and the servers end."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        del frame
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def _module(name: str) -> ModuleType:

@@ -2,97 +2,73 @@
 
 Patches, the future map and the metrics collector find the pipeline and the counters here; all other
 code is passed them. (Settings travel in the environment, see ``core.config``.)
+
+SGLang calls PARSE in this order; each line names the patch or the class it goes through.
+
+In the launcher, before any process starts:
+
+    flags and settings                 patches/parse/cli_flags.py
+    errors of the start                patches/parse/start_errors.py
+    models, resolved settings          patches/parse/start_checks.py
+    LoRA with PARSE                    patches/parse/lora_admitted.py
+    ``plugin.validate_server_args``    SGLang's registry of algorithms
+    the server's port                  patches/parse/port.py
+
+In the scheduler, once:
+
+    ``plugin.create_worker``           SGLang's registry; for others patches/cpu/guard_cpu.py
+    size of the KV pool                patches/parse/draft_kv_pool.py
+    class of the draft model           patches/parse/draft_models.py
+    pool of recurrent states           patches/parse/state_pool.py
+    attention backends, CUDA graphs    patches/parse/decode_graphs.py
+    radix cache                        patches/parse/head_prefixes.py
+
+For each request:
+
+    OpenAI's ``prediction``, usage     patches/parse/predictions.py
+    a chat's messages                  patches/parse/chat_messages.py
+    sampling parameters                patches/parse/request_options.py
+    token ids and limits               patches/parse/request_bounds.py
+    ``return_sampling_mask``           patches/parse/sampling_mask.py
+    ``receive``                        patches/parse/arrivals.py
+
+For each decode iteration:
+
+    ``take_prefilled``                 ``algorithm``, on a server that only decodes
+    requests to remove early           patches/parse/whole_batches.py
+    ``slots_required``, ``plan``       patches/parse/kv_by_phase.py
+    ``note_allocated``                 patches/parse/draft_kv_marks.py
+    ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
+    ``forward_batch_generation``       ``engine.worker.ParseWorker``
+    latent attention of a pass         patches/parse/latent_passes.py
+    logits of a pass                   patches/parse/pass_logits.py
+    ``finish``, by the result's event  ``engine.overlap``
+    stops                              patches/parse/stops.py
+    ``free_lookahead``                 by the same patch
+    which requests have news           patches/parse/empty_events.py
+    ``meta_info`` of a response        patches/parse/meta_info.py
+    metrics                            ``telemetry.prometheus.ParseMetricsCollector``
+    log line                           patches/parse/decode_log.py
+
+For each event of a stream, in the other processes:
+
+    text of new tokens                 patches/parse/streamed_text.py
+    tool calls                         patches/parse/tool_blocks.py
+    Ollama's API                       patches/parse/ollama_streams.py
+
+On demand: patches/parse/weight_updates.py, patches/parse/memory_release.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from sglang_parse.core.counters import Counters
 
-
-class SglangCalls(Protocol):
-    """The decode iterations in flight (``engine.overlap.Pipeline``).
-
-    SGLang calls PARSE in this order; each line names the patch or the class it goes through.
-
-    In the launcher, before any process starts:
-
-        flags and settings                 patches/parse/cli_flags.py
-        errors of the start                patches/parse/start_errors.py
-        models, resolved settings          patches/parse/start_checks.py
-        LoRA with PARSE                    patches/parse/lora_admitted.py
-        ``plugin.validate_server_args``    SGLang's registry of algorithms
-        the server's port                  patches/parse/port.py
-
-    In the scheduler, once:
-
-        ``plugin.create_worker``           SGLang's registry; for others patches/cpu/guard_cpu.py
-        size of the KV pool                patches/parse/draft_kv_pool.py
-        class of the draft model           patches/parse/draft_models.py
-        pool of recurrent states           patches/parse/state_pool.py
-        attention backends, CUDA graphs    patches/parse/decode_graphs.py
-        radix cache                        patches/parse/head_prefixes.py
-
-    For each request:
-
-        OpenAI's ``prediction``, usage     patches/parse/predictions.py
-        a chat's messages                  patches/parse/chat_messages.py
-        sampling parameters                patches/parse/request_options.py
-        token ids and limits               patches/parse/request_bounds.py
-        ``return_sampling_mask``           patches/parse/sampling_mask.py
-        ``receive``                        patches/parse/arrivals.py
-
-    For each decode iteration:
-
-        ``take_prefilled``                 ``algorithm``, on a server that only decodes
-        requests to remove early           patches/parse/whole_batches.py
-        ``slots_required``, ``plan``       patches/parse/kv_by_phase.py
-        ``note_allocated``                 patches/parse/draft_kv_marks.py
-        ``resolve_seq_lens_cpu``           ``engine.overlap``, the future map
-        ``forward_batch_generation``       ``engine.worker.ParseWorker``
-        latent attention of a pass         patches/parse/latent_passes.py
-        logits of a pass                   patches/parse/pass_logits.py
-        ``finish``, by the result's event  ``engine.overlap``
-        stops                              patches/parse/stops.py
-        ``free_lookahead``                 by the same patch
-        which requests have news           patches/parse/empty_events.py
-        ``meta_info`` of a response        patches/parse/meta_info.py
-        metrics                            ``telemetry.prometheus.ParseMetricsCollector``
-        log line                           patches/parse/decode_log.py
-
-    For each event of a stream, in the other processes:
-
-        text of new tokens                 patches/parse/streamed_text.py
-        tool calls                         patches/parse/tool_blocks.py
-        Ollama's API                       patches/parse/ollama_streams.py
-
-    On demand: patches/parse/weight_updates.py, patches/parse/memory_release.py.
-    """
-
-    def receive(self, req: Any) -> None:
-        """Sets the policy of a new request."""
-
-    def take_prefilled(self, batch: Any) -> None:
-        """Begins the answers of a batch whose prompts another server has prefilled."""
-
-    def slots_required(self, batch: Any, requests: Sequence[Any], page_size: int) -> int:
-        """Returns the KV slots that the next iteration of ``requests`` allocates."""
-
-    def plan(self, batch: Any) -> None:
-        """Plans the next iteration and allocates its KV slots."""
-
-    def note_allocated(self, allocator: Any, slots: Any) -> None:
-        """KV slots of ``allocator`` have a new owner."""
-
-    def free_lookahead(self, req: Any, cache: Any) -> None:
-        """Frees the slots without committed tokens of a request that SGLang is about to release."""
-
-    def finish(self) -> None:
-        """Waits for all iterations in flight and commits their results."""
+if TYPE_CHECKING:
+    from sglang_parse.engine.overlap import Pipeline
 
 
 @dataclass(slots=True)
@@ -108,12 +84,12 @@ class Context:
     """
 
     counters: Counters = field(default_factory=Counters)
-    pipeline: SglangCalls | None = None
+    pipeline: Pipeline | None = None
     loads_mtp: bool = False
     target_rows: int = 0
     draft_rows: int = 0
 
-    def running_pipeline(self) -> SglangCalls:
+    def running_pipeline(self) -> Pipeline:
         """Returns the pipeline; raises RuntimeError in a process without PARSE's worker."""
         if self.pipeline is None:
             raise RuntimeError("PARSE: requests are served in a process without PARSE's worker")

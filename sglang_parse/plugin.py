@@ -18,7 +18,12 @@ def register() -> None:
             refuse PARSE's flags as unknown.
     """
     try:
-        _register()
+        from sglang_parse.algorithm import register_algorithm
+
+        if register_algorithm(create_worker, validate_server_args):
+            from sglang_parse.patches import register_all
+
+            register_all()
     except Exception as error:
         from sglang_parse.startup.report import is_asked_for
 
@@ -28,15 +33,6 @@ def register() -> None:
             f"PARSE: cannot be registered ({type(error).__name__}: {error}). Fix: remove the "
             "cause; `sglang-parse doctor` tries the same imports"
         )
-
-
-def _register() -> None:
-    from sglang_parse.algorithm import register_algorithm
-
-    if register_algorithm(create_worker, validate_server_args):
-        from sglang_parse.patches import register_all
-
-        register_all()
 
 
 def validate_server_args(server_args: Any) -> None:

@@ -2,22 +2,6 @@
 
 from __future__ import annotations
 
-from sglang_parse.patches.base import Patch
-from sglang_parse.patches.cpu import (
-    draft_steps_cpu,
-    gloo_cpu,
-    guard_cpu,
-    kv_copy_cpu,
-    lora_cpu,
-    req_to_token_cpu,
-    rotary_cpu,
-    shared_head_cpu,
-    tree_cpu,
-    verify_sampling_cpu,
-)
+from sglang_parse.patches.base import patches_in
 
-MODULES = (
-    *(draft_steps_cpu, gloo_cpu, guard_cpu, kv_copy_cpu, lora_cpu),
-    *(req_to_token_cpu, rotary_cpu, shared_head_cpu, tree_cpu, verify_sampling_cpu),
-)
-PATCHES: tuple[Patch, ...] = tuple(module.PATCH for module in MODULES)
+PATCHES = patches_in(__name__, __path__)

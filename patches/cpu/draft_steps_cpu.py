@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from sglang.srt.runtime_context import attention_backends
 
+from sglang_parse.attention.native import AttentionPart, MaskedTorchNativeBackend
+from sglang_parse.attention.registry import is_registered, register_backends
 from sglang_parse.attention.support import ON_CPU
-from sglang_parse.patches.base import Patch, Registration, around, on_cpu_only
+from sglang_parse.patches.base import Patch, Registration, around
 
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
 
@@ -25,16 +28,12 @@ class DraftStepsBackend:
 
     def __init__(self, model_runner: Any, topk: int, num_steps: int) -> None:
         """``num_steps``: draft tokens per branch; the first needs no decode step."""
-        from sglang_parse.attention.native import MaskedTorchNativeBackend
-
         self.topk, self.num_steps = topk, num_steps
         self.attn_backends = [MaskedTorchNativeBackend(model_runner) for _ in range(num_steps - 1)]
         self._req_to_token = model_runner.req_to_token_pool.req_to_token
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Plans all steps of one draft; ``seq_lens`` are the committed tokens."""
-        from sglang_parse.attention.native import AttentionPart
-
         branches = [
             (length, slots)
             for request, length in zip(
@@ -68,23 +67,7 @@ def _decode_backend(original: Callable, self: Any) -> Any:
 
 
 def _draft_extend_backend(original: Callable, self: Any) -> Any:
-    if not _is_native(self):
-        return original(self)
-    from sglang_parse.attention.native import MaskedTorchNativeBackend
-
-    return MaskedTorchNativeBackend(self.draft_model_runner)
-
-
-def _put() -> None:
-    from sglang_parse.attention.registry import register_backends
-
-    register_backends(ON_CPU)
-
-
-def _is_put() -> bool:
-    from sglang_parse.attention.registry import is_registered
-
-    return is_registered(ON_CPU)
+    return MaskedTorchNativeBackend(self.draft_model_runner) if _is_native(self) else original(self)
 
 
 PATCH = Patch(
@@ -93,7 +76,7 @@ PATCH = Patch(
         f"{_FACTORY}.create_decode_backend": around(_decode_backend),
         f"{_FACTORY}.create_draft_extend_backend": around(_draft_extend_backend),
         "sglang.srt.layers.attention.attention_registry.ATTENTION_BACKENDS": Registration(
-            _put, _is_put
+            partial(register_backends, ON_CPU), partial(is_registered, ON_CPU)
         ),
     },
     why="`torch_native` attention supports neither draft trees nor the decode steps that grow one.",
@@ -101,5 +84,4 @@ PATCH = Patch(
     "`sglang_parse.attention.native`; the factory creates the backends of the draft's steps from "
     "it. Only on machines without an accelerator; others are created by the original.",
     removed_when="`torch_native` supports speculation.",
-    is_needed=on_cpu_only,
 )

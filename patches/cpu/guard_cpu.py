@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_parse.patches.base import Patch, before, on_cpu_only
+from sglang_parse.patches.base import Patch, before
 
 
 def _assert_patched(*_: Any, **__: Any) -> None:
@@ -25,5 +25,4 @@ PATCH = Patch(
     how="before SGLang creates one, checks every patch that a CPU needs; one that is not in force "
     "stops the server with its name. Only on machines without an accelerator.",
     removed_when="SGLang stops when a hook cannot be applied.",
-    is_needed=on_cpu_only,
 )

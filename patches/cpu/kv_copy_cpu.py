@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from sglang_parse.patches.base import Patch, on_cpu_only, replace
+from sglang_parse.patches.base import Patch, replace
 
 
 def copy_all_layer_kv_cache(
@@ -46,5 +46,4 @@ PATCH = Patch(
     "up; a CPU has no Triton.",
     how="the same copy in plain PyTorch and memory moves. Only on machines without an accelerator.",
     removed_when="SGLang has a CPU path for it.",
-    is_needed=on_cpu_only,
 )

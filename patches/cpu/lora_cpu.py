@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sglang_parse.patches.base import Patch, Value, on_cpu_only
+from sglang_parse.patches.base import Patch, Value
 
 
 class _UnpinnedTorch:
@@ -48,5 +48,4 @@ PATCH = Patch(
     "`Tensor.pin_memory` returns the tensor itself. Only on machines without an accelerator, "
     "where the originals can only raise.",
     removed_when="SGLang asks `is_pin_memory_available` there, as its LoRA memory pool does.",
-    is_needed=on_cpu_only,
 )

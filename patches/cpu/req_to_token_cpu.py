@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_parse.patches.base import Patch, on_cpu_only, replace
+from sglang_parse.patches.base import Patch, replace
 
 _LOCS = "sglang.kernels.ops.speculative.cache_locs"
 
@@ -123,5 +123,4 @@ PATCH = Patch(
     "and stock EAGLE-3 and STANDALONE read those of drafts with others; a CPU has no Triton.",
     how="the same reads and writes in plain PyTorch. Only on machines without an accelerator.",
     removed_when="SGLang has a CPU path for them that needs no compiled CPU kernels.",
-    is_needed=on_cpu_only,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_parse.patches.base import Patch, Value, on_cpu_only
+from sglang_parse.patches.base import Patch, Value
 
 PATCH = Patch(
     "rotary_cpu",
@@ -13,5 +13,4 @@ PATCH = Patch(
     "without an accelerator. Not by SGLang's hooks: they replace by identity, and the "
     "value is a bool.",
     removed_when="the module falls back to its PyTorch forward by itself.",
-    is_needed=on_cpu_only,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sglang_parse.patches.base import Patch, around, on_cpu_only
+from sglang_parse.patches.base import Patch, around
 
 
 def _nothing(device: Any = None) -> None:
@@ -29,5 +29,4 @@ PATCH = Patch(
     "`torch.cuda.synchronize()`, which raises on a CPU.",
     how="does nothing in its place. Only on machines without an accelerator.",
     removed_when="these classes call `current_platform.synchronize`, as `MiMoMTP` does.",
-    is_needed=on_cpu_only,
 )

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 
-from sglang_parse.patches.base import Patch, on_cpu_only, replace
+from sglang_parse.patches.base import Patch, replace
 
 _OPS = "sglang.kernels.ops.speculative"
 NONE = -1
@@ -116,6 +116,29 @@ class DraftTree:
             yield child
             child = self.next_sibling[child]
 
+    def write(
+        self,
+        row: int,
+        path: Sequence[int],
+        bonus: int,
+        predicts: torch.Tensor,
+        accept_index: torch.Tensor,
+        accept_token_num: torch.Tensor,
+    ) -> None:
+        """Writes request ``row``'s accepted ``path`` of nodes and the bonus token after it.
+
+        Args:
+            predicts: int32 [bs * n]: at each accepted node's global id, the token that follows it.
+            accept_index: int32 [bs, S + 1], filled with -1: global ids of the accepted nodes, at
+                most S + 1 with the root.
+            accept_token_num: int32 [bs]: accepted draft tokens.
+        """
+        for node, child in pairwise(path):
+            predicts[self.global_ids[node]] = self.token_ids[child]
+        predicts[self.global_ids[path[-1]]] = bonus
+        accept_index[row, : len(path)] = torch.tensor([self.global_ids[n] for n in path])
+        accept_token_num[row] = len(path) - 1
+
 
 def read_trees(
     candidates: torch.Tensor,
@@ -126,34 +149,6 @@ def read_trees(
     """Returns a batch's trees; all tensors are int64 [bs, n], ``candidates`` holds token ids."""
     tensors = (retrieve_index, retrieve_next_token, retrieve_next_sibling, candidates)
     return [DraftTree(*rows) for rows in zip(*(t.tolist() for t in tensors), strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptedPaths:
-    """The outputs of target verify for a batch, written in place.
-
-    Attributes:
-        predicts: int32 [bs * n]: at each accepted node's global id, the token that follows it.
-        accept_index: int32 [bs, S + 1], filled with -1: global ids of the accepted nodes.
-        accept_token_num: int32 [bs]: accepted draft tokens.
-    """
-
-    predicts: torch.Tensor
-    accept_index: torch.Tensor
-    accept_token_num: torch.Tensor
-
-    @property
-    def max_path(self) -> int:
-        """Most nodes of a path, the root included."""
-        return self.accept_index.shape[1]
-
-    def write(self, row: int, tree: DraftTree, path: Sequence[int], bonus: int) -> None:
-        """Writes request ``row``'s accepted ``path`` of nodes and the bonus token after it."""
-        for node, child in pairwise(path):
-            self.predicts[tree.global_ids[node]] = tree.token_ids[child]
-        self.predicts[tree.global_ids[path[-1]]] = bonus
-        self.accept_index[row, : len(path)] = torch.tensor([tree.global_ids[n] for n in path])
-        self.accept_token_num[row] = len(path) - 1
 
 
 def verify_greedy(
@@ -170,23 +165,23 @@ def verify_greedy(
     """Accepts the path of each tree that follows the target's choices.
 
     Args:
-        predicts, accept_index, accept_token_num: written, see ``AcceptedPaths``; also returned.
+        predicts, accept_index, accept_token_num: written, see ``DraftTree.write``; also returned.
         candidates, retrieve_*: see ``read_trees``.
         target_predict: int64 [bs, n], the target's choice after each node.
 
     Source: ``sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func``.
     """
-    paths = AcceptedPaths(predicts, accept_index, accept_token_num)
     trees = read_trees(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
     for row, (tree, choices) in enumerate(zip(trees, target_predict.tolist(), strict=True)):
         path = [0]
-        while len(path) < paths.max_path:
+        while len(path) < accept_index.shape[1]:
             choice = choices[path[-1]]
             match = [c for c in tree.children(path[-1]) if tree.token_ids[c] == choice]
             if not match:
                 break
             path.append(match[0])
-        paths.write(row, tree, path, choices[path[-1]])
+        bonus = choices[path[-1]]
+        tree.write(row, path, bonus, predicts, accept_index, accept_token_num)
     return predicts, accept_index, accept_token_num
 
 
@@ -240,5 +235,4 @@ PATCH = Patch(
     how="the same in plain Python and PyTorch. Only on machines without an accelerator. "
     "SGLang's default mask, FULL_MASK, stays: the CPU attention takes the same flat mask.",
     removed_when="SGLang has a CPU path for them that needs no compiled CPU kernels.",
-    is_needed=on_cpu_only,
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sglang_parse.patches.base import Patch, Value, on_cpu_only
-from sglang_parse.patches.cpu.tree_cpu import AcceptedPaths, DraftTree, read_trees
+from sglang_parse.patches.base import Patch, Value
+from sglang_parse.patches.cpu.tree_cpu import DraftTree, read_trees
 
 _UTILS = "sglang.srt.speculative.eagle_utils"
 
@@ -65,7 +65,7 @@ def verify_sampled(
     children's tokens. Thresholds below 1 accept more, as SGLang's flags of that name do.
 
     Args:
-        predicts, accept_index, accept_token_num: written, see ``tree_cpu.AcceptedPaths``.
+        predicts, accept_index, accept_token_num: written, see ``tree_cpu.DraftTree.write``.
         candidates, retrive_*: see ``tree_cpu.read_trees`` (spelled as SGLang spells them here).
         uniform_samples: float [bs, n] in [0, 1), one for each node's choice of a child.
         uniform_samples_for_final_sampling: float [bs], one for the token after the path.
@@ -73,12 +73,11 @@ def verify_sampled(
 
     Source: ``sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only``.
     """
-    paths = AcceptedPaths(predicts, accept_index, accept_token_num)
     trees = read_trees(candidates, retrive_index, retrive_next_token, retrive_next_sibling)
     coins, last_coins = uniform_samples.tolist(), uniform_samples_for_final_sampling.tolist()
     for row, tree in enumerate(trees):
         probs, path, rejected = target_probs[row], [0], list[int]()
-        while len(path) < paths.max_path:
+        while len(path) < accept_index.shape[1]:
             node = path[-1]
             child, rejected = _pick_child(
                 tree, node, probs[node], coins[row][node], threshold_single, threshold_acc
@@ -86,7 +85,8 @@ def verify_sampled(
             if child is None:
                 break
             path.append(child)
-        paths.write(row, tree, path, _draw(probs[path[-1]], rejected, last_coins[row]))
+        bonus = _draw(probs[path[-1]], rejected, last_coins[row])
+        tree.write(row, path, bonus, predicts, accept_index, accept_token_num)
 
 
 def _pick_child(
@@ -133,5 +133,4 @@ PATCH = Patch(
     how="sets them to plain PyTorch functions. Not by SGLang's hooks: they replace by "
     "identity, and the value is None. Only on machines without an accelerator.",
     removed_when="SGLang samples under speculation on a CPU.",
-    is_needed=on_cpu_only,
 )

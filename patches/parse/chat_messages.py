@@ -15,8 +15,7 @@ _TOKENIZER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 
 
 class ParseTokenizedGenerateReqInput(  # type: ignore[call-arg]
-    io_struct.TokenizedGenerateReqInput,
-    kw_only=True,
+    io_struct.TokenizedGenerateReqInput, kw_only=True
 ):
     """SGLang's, with a chat's (role, text) pairs. No API has this field."""
 
@@ -24,8 +23,7 @@ class ParseTokenizedGenerateReqInput(  # type: ignore[call-arg]
 
 
 class ParseBatchTokenizedGenerateReqInput(  # type: ignore[call-arg]
-    io_struct.BatchTokenizedGenerateReqInput,
-    kw_only=True,
+    io_struct.BatchTokenizedGenerateReqInput, kw_only=True
 ):
     """SGLang's, of ``ParseTokenizedGenerateReqInput``."""
 

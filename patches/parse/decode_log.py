@@ -48,12 +48,9 @@ class DecodeLine(logging.Filter):
         return "".join(f"{part}, " for part in parts)
 
 
-_FILTER = DecodeLine(process_context().counters)
-
-
 PATCH = Patch(
     "decode_log",
-    {f"{_LOGGER}.logger": log_filter(_LOGGER, _FILTER)},
+    {f"{_LOGGER}.logger": log_filter(_LOGGER, DecodeLine(process_context().counters))},
     why='SGLang\'s "accept len" and "accept rate" count every iteration as a verify step and every '
     "reserved slot as a draft token. Under PARSE most iterations draft, and drafts vary in length.",
     how="a `logging.Filter` on that logger replaces the two figures with PARSE's, in processes "

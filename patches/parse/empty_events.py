@@ -8,9 +8,7 @@ from typing import Any
 from sglang_parse.algorithm import is_parse
 from sglang_parse.patches.base import Patch, around
 
-_ACCUMULATOR = (
-    "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
-)
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer"
 
 
 def _accept_news(original: Callable, self: Any, *, req: Any) -> None:
@@ -21,7 +19,7 @@ def _accept_news(original: Callable, self: Any, *, req: Any) -> None:
 
 PATCH = Patch(
     "empty_events",
-    {f"{_ACCUMULATOR}.accept": around(_accept_news)},
+    {f"{_STREAMER}._GenerationStreamAccumulator.accept": around(_accept_news)},
     why="SGLang sends an event for every iteration of a streamed request. While PARSE drafts, an "
     "iteration brings no token: most events of a stream had none.",
     how="on PARSE servers, a request whose tokens are all sent is left out until it has more, or "

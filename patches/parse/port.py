@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import resolving_view
@@ -18,10 +17,6 @@ def _check_port(server_args: Any, *_: Any, **__: Any) -> None:
         check_port(settings)
 
 
-def _in_launcher() -> bool:
-    return multiprocessing.parent_process() is None
-
-
 PATCH = Patch(
     "port",
     {"sglang.srt.entrypoints.http_server.launch_server": before(_check_port)},
@@ -30,5 +25,5 @@ PATCH = Patch(
     how="binds and releases the port first, for PARSE only. Offline engines, which use no port, do "
     "not call the function.",
     removed_when="SGLang checks the port before it loads models.",
-    is_needed=_in_launcher,
+    launcher_only=True,
 )

@@ -157,6 +157,5 @@ PATCH = Patch(
     "`accepted_prediction_tokens` and `rejected_prediction_tokens`, filled from "
     '`meta_info["parse"]` of the answers to that request. Other servers ignore `prediction`, as '
     "before.",
-    upstream="none",
     removed_when="SGLang has the field, and an algorithm can read it and report its figures.",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, get_type_hints
 
@@ -93,7 +93,7 @@ def _check_sampling(_result: None, self: Any, vocab_size: int) -> None:
         if found := number_problem(name, getattr(self, name)):
             raise ValueError(f"PARSE: {name} is {shown(getattr(self, name))}; {found}")
     _check_logit_bias(self.logit_bias)
-    outside = _outside(self.stop_token_ids or (), vocab_size)
+    outside = sorted(id_ for id_ in self.stop_token_ids or () if not 0 <= id_ < vocab_size)
     if self.min_new_tokens > 0 and outside:
         raise ValueError(
             f"PARSE: stop_token_ids has {outside[0]} beside min_new_tokens; {_ids(vocab_size)}"
@@ -107,7 +107,7 @@ def number_problem(name: str, value: Any) -> str:
             return "use a whole number"
         is_held = value is None or name in _ANY_SIZE or value <= _MAX_INT32
         return "" if is_held else f"use {_MAX_INT32} at most"
-    if not _is_number(value):
+    if not isinstance(value, Real):
         return "use a number"
     smallest = MIN_REPETITION_PENALTY if name == "repetition_penalty" else _FP32.tiny
     if value == 0 or smallest <= abs(value) <= _FP32.max:  # False for NaN
@@ -115,23 +115,15 @@ def number_problem(name: str, value: Any) -> str:
     return f"use {smallest:.3g} to {_FP32.max:.3g}: the sampler computes in fp32"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real)
-
-
 def _check_logit_bias(bias: Any) -> None:
     if not isinstance(bias, Mapping | None):
         raise ValueError(f"PARSE: logit_bias is {shown(bias)}; use an object")
     for token, value in (bias or {}).items():
-        if not (_is_number(value) and abs(value) <= MAX_LOGIT_BIAS):
+        if not (isinstance(value, Real) and abs(value) <= MAX_LOGIT_BIAS):
             raise ValueError(
                 f"PARSE: logit_bias has {shown(value)} for token {token}; use a number from "
                 f"{-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}: the sampler computes in fp32"
             )
-
-
-def _outside(token_ids: Iterable[int], vocab_size: int) -> list[int]:
-    return sorted(token for token in token_ids if not 0 <= token < vocab_size)
 
 
 def _check_request(original: Callable, req: Any, *args: Any, **kwargs: Any) -> str | None:

@@ -41,8 +41,7 @@ PATCH = Patch(
     "with a wrong path, or a model that PARSE refuses, it fails with an error that names neither "
     "the flag nor the fix. Afterwards it may still change a setting that PARSE has checked.",
     how="for PARSE only: checks paths and attention of both models before, sets what a target with "
-    "recurrent states needs, and checks the settings again "
-    "when all are resolved.",
+    "recurrent states needs, and checks the settings again when all are resolved.",
     removed_when="an algorithm can check its server before the models are configured, and after "
     "all settings are resolved.",
 )

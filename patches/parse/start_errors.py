@@ -33,14 +33,12 @@ class SchedulerError(logging.Filter):
         return True
 
 
-_FILTER = SchedulerError()
-
 PATCH = Patch(
     "start_errors",
     {
         f"{_SERVER_ARGS}.add_cli_args": after(_shorten_usage),
         f"{_SERVER_ARGS}.from_cli_args": before(_shorten_tracebacks),
-        f"{_SCHEDULER}.logger": log_filter(_SCHEDULER, _FILTER),
+        f"{_SCHEDULER}.logger": log_filter(_SCHEDULER, SchedulerError()),
     },
     why="the sentence with the fix is hard to find: SGLang shows a refused start below a "
     "traceback, and an unknown flag below 40,000 characters of usage.",

@@ -52,11 +52,10 @@ def paged_rows(
     place = columns - kv_indptr[owner]
     if window is not None:
         place = place + _sent(skipped, device)[owner]
-    request, column = _columns(sequences, owner, place, starts)
     return PagedRows(
         qo_indptr=indptr([s.num_rows for s in sequences], device),
         kv_indptr=kv_indptr,
-        kv_slots=slots[request, column.clamp(max=slots.shape[1] - 1)].to(torch.int32),
+        kv_slots=_slots_of(sequences, slots, owner, place, starts),
         longest=max(s.num_rows for s in sequences),
     )
 
@@ -71,8 +70,7 @@ def page_table(
     """
     place = torch.arange(max(s.kv_len for s in sequences), device=slots.device)
     owner = torch.arange(len(sequences), device=slots.device)[:, None]
-    request, column = _columns(sequences, owner, place[None, :], starts)
-    return slots[request, column.clamp(max=slots.shape[1] - 1)].to(torch.int32)
+    return _slots_of(sequences, slots, owner, place[None, :], starts)
 
 
 def indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -102,13 +100,14 @@ def _indptr(
     return torch.nn.functional.pad((starts[owner] + after).cumsum(0), (1, 0)).to(torch.int32)
 
 
-def _columns(
+def _slots_of(
     sequences: Sequence[PseudoSequence],
+    slots: torch.Tensor,
     owner: torch.Tensor,
     place: torch.Tensor,
     starts: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (request, column in it) of the ``place``-th column of the sequences ``owner``."""
+) -> torch.Tensor:
+    """Returns the int32 slot of the ``place``-th column of the sequences ``owner``."""
     numbers = [
         number
         for s in sequences
@@ -117,7 +116,8 @@ def _columns(
     request, context, jump, prefix = _sent(numbers, owner.device).view(-1, 4)[owner].unbind(-1)
     if starts is not None:
         context = context - prefix + starts[request]
-    return request, torch.where(place < context, place, place + jump)
+    column = torch.where(place < context, place, place + jump).clamp(max=slots.shape[1] - 1)
+    return slots[request, column].to(torch.int32)
 
 
 def _sent(

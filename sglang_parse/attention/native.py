@@ -8,7 +8,7 @@ attention sinks: the stock backend knows neither sinks nor two KV pools. All oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,12 +32,6 @@ class AttentionPart(NamedTuple):
     rows: slice
     kv_slots: torch.Tensor
     bias: torch.Tensor | None = None
-
-    @classmethod
-    def masked(cls, rows: slice, kv_slots: torch.Tensor, mask: torch.Tensor) -> AttentionPart:
-        """From a mask, bool [rows, kv_len], which every layer would convert again."""
-        bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-        return cls(rows, kv_slots, bias)
 
     def within(self, window: int, pool: Any = None) -> AttentionPart:
         """The part where a row attends to itself and at most ``window`` tokens before it.
@@ -80,10 +74,11 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
         table = self.req_to_token_pool.req_to_token
-        parts = _masked_parts(forward_batch, table, self._narrow_extends)
+        slots = [table[request] for request in forward_batch.req_pool_indices]
+        parts = _masked_parts(forward_batch, slots, self._narrow_extends)
         if self._serves_all and forward_batch.forward_mode.is_decode():
             lengths = forward_batch.seq_lens.tolist()
-            parts = _parts_of(forward_batch, table, _causal_masks([1] * len(lengths), lengths))
+            parts = _parts_of(slots, _causal_masks([1] * len(lengths), lengths))
         is_masked = getattr(forward_batch.spec_info, "custom_mask", None) is not None
         self.attend_in(parts, in_order=not is_masked)
 
@@ -161,16 +156,17 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
 
 
 def _masked_parts(
-    forward_batch: Any, req_to_token: torch.Tensor, narrow_extends: bool
+    forward_batch: Any, slots: Sequence[torch.Tensor], narrow_extends: bool
 ) -> list[AttentionPart]:
-    """Returns the parts of a verify pass or, if asked, of an extend; none for other passes."""
+    """Returns the parts of a verify pass or, if asked, of an extend; none for other passes.
+    ``slots``: the requests' rows of ``req_to_token``."""
     spec_info, mode = forward_batch.spec_info, forward_batch.forward_mode
     if isinstance(spec_info, ParseVerifyInput):
         layout, flat = spec_info.layout, spec_info.custom_mask
         if spec_info.starts is not None:  # on a CPU the host can read them
             layout = layout.at(spec_info.starts.tolist())
         if flat is None:
-            return _alias_parts(layout, req_to_token[forward_batch.req_pool_indices])
+            return _alias_parts(layout, slots)
         masks = split_flat_mask(flat[: layout.mask_size], layout)
     elif spec_info is not None and mode.is_target_verify():
         masks = _tree_masks(spec_info, forward_batch.seq_lens.tolist())
@@ -182,34 +178,30 @@ def _masked_parts(
         )
     else:
         return []
-    return _parts_of(forward_batch, req_to_token, masks)
+    return _parts_of(slots, masks)
 
 
-def _parts_of(
-    forward_batch: Any, req_to_token: torch.Tensor, masks: Sequence[torch.Tensor]
-) -> list[AttentionPart]:
-    """Returns one part per request, of its mask, bool [rows, kv_len]."""
+def _parts_of(slots: Iterable[torch.Tensor], masks: Iterable[torch.Tensor]) -> list[AttentionPart]:
+    """Returns a part per mask, bool [rows, kv_len], of the next rows; ``slots`` begin with those of
+    its keys."""
     parts, start = [], 0
-    for request, mask in zip(forward_batch.req_pool_indices, masks, strict=True):
+    for own_slots, mask in zip(slots, masks, strict=True):
         num_rows, kv_len = mask.shape
-        rows = slice(start, start + num_rows)
-        parts.append(AttentionPart.masked(rows, req_to_token[request, :kv_len], mask))
+        # Every layer would convert the mask again.
+        bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        parts.append(AttentionPart(slice(start, start + num_rows), own_slots[:kv_len], bias))
         start += num_rows
     return parts
 
 
-def _alias_parts(layout: VerifyLayout, slots: torch.Tensor) -> list[AttentionPart]:
-    """Returns one part per pseudo-sequence; ``slots`` are the rows of ``req_to_token``."""
-    parts, first = [], layout.qo_indptr
-    for sequence in layout.pseudo_sequences():
-        start = first[sequence.request] + sequence.start
-        own = slice(sequence.start_column, sequence.start_column + sequence.num_rows)
-        row = slots[sequence.request]
-        (mask,) = _causal_masks([sequence.num_rows], [sequence.kv_len])
-        kv_slots = torch.cat((row[: sequence.context_len], row[own]))
-        rows = slice(start, start + sequence.num_rows)
-        parts.append(AttentionPart.masked(rows, kv_slots, mask))
-    return parts
+def _alias_parts(layout: VerifyLayout, slots: Sequence[torch.Tensor]) -> list[AttentionPart]:
+    """Returns one part per pseudo-sequence; ``slots``: see ``_masked_parts``."""
+    kv_slots, masks = [], []
+    for one in layout.pseudo_sequences():
+        row, own = slots[one.request], slice(one.start_column, one.start_column + one.num_rows)
+        kv_slots.append(torch.cat((row[: one.context_len], row[own])))
+        masks.extend(_causal_masks([one.num_rows], [one.kv_len]))
+    return _parts_of(kv_slots, masks)
 
 
 def _tree_masks(verify_input: Any, seq_lens: Sequence[int]) -> list[torch.Tensor]:

@@ -93,12 +93,9 @@ class SplitKV:
         device: Any,
         max_rows: int = 0,
     ) -> None:
-        self._stock, (num_heads, num_kv_heads, dim) = stock, heads
-        self._group, self._num_kv_heads, self._is_ragged = (
-            num_heads // num_kv_heads,
-            num_kv_heads,
-            max_rows > 0,
-        )
+        num_heads, self._num_kv_heads, dim = heads
+        self._stock, self._group = stock, num_heads // self._num_kv_heads
+        self._is_ragged = max_rows > 0
         self._num_sms, self._shared_memory = device_limits(device)
         self._tiles: torch.Tensor | None = None
         rows = range(1, max_rows + 1) if max_rows else range(width, max_reqs * width + 1, width)

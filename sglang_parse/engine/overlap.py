@@ -98,6 +98,7 @@ class Pipeline:
             drafter.model.kv.note_allocated(slots)
 
     def free_lookahead(self, req: Req, cache: Any) -> None:
+        """Frees the slots without committed tokens of a request that SGLang is about to release."""
         free_lookahead(cache, req)
 
     def finish(self, until: Step | None = None) -> None:

@@ -30,11 +30,7 @@ _PLAIN_REASONS: tuple[tuple[str, Callable[[Any], object], str], ...] = (
         lambda req: req.custom_logit_processor and not is_pure(req.custom_logit_processor),
         "a draft asks for several rows at once; its class does not say `is_pure = True`",
     ),
-    (
-        "multimodal input",
-        lambda req: req.multimodal_inputs,
-        "the draft model does not see it",
-    ),
+    ("multimodal input", lambda req: req.multimodal_inputs, "the draft model does not see it"),
     (
         "input embeddings",
         lambda req: req.input_embeds is not None,

@@ -24,15 +24,7 @@ WINDOWLESS = (
 )
 """Classes of SGLang that give no layer the window of config.json."""
 UNSEEN = "which PARSE was not seen to serve"
-WHY = {
-    Attention.LATENT: f"{UNSEEN} in this class",
-    Attention.WINDOWS: f"{UNSEEN} in this class",
-    Attention.POOLS: f"{UNSEEN} in this class",
-    Attention.CHUNKS: f"{UNSEEN}: SGLang runs it on GPUs only",
-    Attention.SPARSE: f"{UNSEEN}: SGLang runs it on GPUs only",
-    Attention.STATES: f"{UNSEEN} in this class",
-}
-"""Attention -> why a model with it is refused unless its family is in the table as seen."""
+GPUS_ONLY = f"{UNSEEN}: SGLang runs it on GPUs only"
 MTP = "with SGLang's own --speculative-algorithm EAGLE, which drafts with its MTP layer"
 """How a model is served instead, where PARSE does not."""
 
@@ -47,8 +39,7 @@ class Family:
         seen: how it was seen to run; "" for a family that is refused.
         draft: what can draft for it.
         judges: who can verify its answers.
-        why: it is refused, where ``WHY`` of its attention does not say it; ``instead``: what serves
-            it.
+        why: it is refused; ``instead``: what serves it.
     """
 
     name: str
@@ -57,7 +48,7 @@ class Family:
     seen: str = ""
     draft: str = TEXTS
     judges: str = ANY
-    why: str = ""
+    why: str = f"{UNSEEN} in this class"
     instead: str = ""
 
     @property
@@ -145,12 +136,7 @@ FAMILIES = (
         UNREAD,
     ),
     Family(
-        "EXAONE 4",
-        ("Exaone4ForCausalLM",),
-        Attention.WINDOWS,
-        ON_CPU,
-        "EXAONE 4.0 1.2B",
-        UNREAD,
+        "EXAONE 4", ("Exaone4ForCausalLM",), Attention.WINDOWS, ON_CPU, "EXAONE 4.0 1.2B", UNREAD
     ),
     Family("K-EXAONE and others with sliding windows", (), Attention.WINDOWS),
     Family(
@@ -180,7 +166,7 @@ FAMILIES = (
         judges=UNASKED,
     ),
     Family("MiMo-V2.5, Step 3.7 and others with such windows", (), Attention.POOLS),
-    Family("Llama 4", ("Llama4ForConditionalGeneration",), Attention.CHUNKS),
+    Family("Llama 4", ("Llama4ForConditionalGeneration",), Attention.CHUNKS, why=GPUS_ONLY),
     Family(
         "DeepSeek V4",
         ("DeepseekV4ForCausalLM",),
@@ -192,11 +178,13 @@ FAMILIES = (
         "MiniMax M3",
         ("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),
         Attention.SPARSE,
+        why=GPUS_ONLY,
     ),
     Family(
         "DeepSeek V3.2, GLM-5",
         ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
         Attention.SPARSE,
+        why=GPUS_ONLY,
         instead=MTP,
     ),
     Family(
@@ -256,7 +244,7 @@ def row(family: Family) -> tuple[str, ...]:
     """Returns a family's row of the table under ``HEADINGS``, in Markdown."""
     first = (family.name, family.attention)
     if not family.seen:
-        return (*first, "", "", "", "", f"refused: {family.attention}, {_why(family)}")
+        return (*first, "", "", "", "", f"refused: {family.attention}, {family.why}")
     layouts = "`causal`, `alias`" if family.is_asked else "`causal`"
     if family.is_asked and family.attention is not Attention.WINDOWS:
         layouts += ", `mask`"
@@ -290,10 +278,6 @@ def instead_of(model: Any, device: str | None) -> str:
         return "start it on a GPU, or use a model with full attention"
     how = family_of(model).instead or "without --speculative-algorithm PARSE"
     return f"use a model that `sglang-parse models` lists as seen, or this one {how}"
-
-
-def _why(family: Family) -> str:
-    return family.why or WHY[family.attention]
 
 
 def attention_of(model: Any) -> Attention:
@@ -346,4 +330,4 @@ def refusal(model: Any, device: str | None, *, is_draft: bool) -> str:
     # A draft's rows are causal, and its KV is in one pool (the patch ``draft_models``).
     if family.seen or (is_draft and family.attention in (Attention.WINDOWS, Attention.POOLS)):
         return f"{found}, which SGLang runs on GPUs" if lacks_cpu(model, device) else ""
-    return f"{found}, {_why(family)}"
+    return f"{found}, {family.why}"

@@ -30,12 +30,7 @@ class DriftWatch:
             window; None before the first.
     """
 
-    def __init__(
-        self,
-        certified: Sequence[float],
-        *,
-        is_certified: bool = True,
-    ) -> None:
+    def __init__(self, certified: Sequence[float], *, is_certified: bool = True) -> None:
         self._certified = list(certified)
         self._source = "certificate" if is_certified else "verdict head's training"
         self._fix = "run sglang-parse calibrate" if is_certified else "run sglang-parse train-judge"

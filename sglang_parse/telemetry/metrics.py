@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sglang_parse.core.block import Masks
@@ -32,8 +32,7 @@ class Metric:
         name: without the prefix ``sglang:parse_``; counters end in ``_total``.
         label: a label in addition to SGLang's; "" for none.
         label_values: its known values, published as 0 until something is counted.
-        buckets: inclusive upper bounds; a metric with buckets is a histogram, else a counter.
-        is_gauge: a gauge, published once it has been set.
+        buckets: inclusive upper bounds, of a histogram.
     """
 
     name: str
@@ -41,39 +40,35 @@ class Metric:
     label: str = ""
     label_values: tuple[str, ...] = ("",)
     buckets: tuple[float, ...] = ()
-    is_gauge: bool = False
+
+    @property
+    def is_gauge(self) -> bool:
+        """A gauge is published once it has been set."""
+        return not (self.buckets or self.name.endswith("_total"))
 
 
 PREFIX = "sglang:parse_"
 TEXT_SOURCES = (PREDICTION, ANSWERS, ENDPOINT, PROMPT)
 SOURCES = (MODEL, *TEXT_SOURCES, *PROPOSERS, GRAMMAR, GIVEN)
+of_sources = partial(Metric, label="source", label_values=SOURCES)
 TENTHS = tuple(i / 10 for i in range(1, 10))
 METRICS = (
     Metric("requests_total", "Requests served with PARSE."),
     Metric("plain_requests_total", "Requests served by plain decoding.", "reason", ()),
     Metric("faults_total", "Requests that PARSE ended with an error."),
     Metric("drafted_tokens_total", "Draft tokens of all sources."),
-    Metric("source_rounds_total", "Drafts verified, by their source.", "source", SOURCES),
-    Metric("source_drafted_tokens_total", "Draft tokens, by source.", "source", SOURCES),
-    Metric("source_accepted_tokens_total", "Accepted draft tokens, by source.", "source", SOURCES),
-    Metric(
+    of_sources("source_rounds_total", "Drafts verified, by their source."),
+    of_sources("source_drafted_tokens_total", "Draft tokens, by source."),
+    of_sources("source_accepted_tokens_total", "Accepted draft tokens, by source."),
+    of_sources(
         "source_matched_tokens_total",
         "Draft tokens after the accepted prefix that equal the target's choices, by source.",
-        "source",
-        SOURCES,
     ),
-    Metric(
+    of_sources(
         "source_verify_seconds_total",
         "Wall time of verifying drafts, by source; included in stage_seconds_total.",
-        "source",
-        SOURCES,
     ),
-    Metric(
-        "source_wait_seconds_total",
-        "Time that requests waited for drafts, by source.",
-        "source",
-        SOURCES,
-    ),
+    of_sources("source_wait_seconds_total", "Time that requests waited for drafts, by source."),
     Metric(
         "source_faults_total",
         "Drafts that a source should have given and did not, because something failed.",
@@ -157,26 +152,16 @@ METRICS = (
         "drafting_speedup",
         "Latest speedup of drafting over plain decoding, measured over the last drafts; below 1 "
         "drafting is suspended.",
-        is_gauge=True,
     ),
-    Metric("planned_draft_tokens", "Maximum draft length in the latest plan.", is_gauge=True),
-    Metric("planned_prefixes", "Maximum number of prefixes in the latest plan.", is_gauge=True),
-    Metric(
-        "planned_draft_chunk",
-        "Maximum draft tokens per iteration in the latest plan.",
-        is_gauge=True,
-    ),
-    Metric(
-        "simulated_acceptance",
-        "Simulated accept ratio, for benchmarks; verdicts are ignored.",
-        is_gauge=True,
-    ),
+    Metric("planned_draft_tokens", "Maximum draft length in the latest plan."),
+    Metric("planned_prefixes", "Maximum number of prefixes in the latest plan."),
+    Metric("planned_draft_chunk", "Maximum draft tokens per iteration in the latest plan."),
+    Metric("simulated_acceptance", "Simulated accept ratio, for benchmarks; verdicts are ignored."),
     Metric(
         "certificate_mismatch",
         "1 for each property of the server that differs from the threshold's certificate.",
         "what",
         (),
-        is_gauge=True,
     ),
     Metric(
         "judge",
@@ -184,7 +169,6 @@ METRICS = (
         "head+question; absent in token mode.",
         "judge",
         (),
-        is_gauge=True,
     ),
     Metric(
         "graph_speedup",
@@ -192,13 +176,11 @@ METRICS = (
         "measured at start; 0 where they differ or are slower, so that it is switched off.",
         "graph",
         (),
-        is_gauge=True,
     ),
     Metric(
         "verdict_drift",
         "Kolmogorov-Smirnov distance, 0 to 1, between the verdicts of the latest 256 first drafts "
         "and the certificate's, or the verdict head's training set's.",
-        is_gauge=True,
     ),
     Metric(
         "drifted_windows_total",
@@ -267,16 +249,6 @@ META_INFO = {
 """The keys of ``response_info`` in addition to those of ``core.phases.Stats`` -> meaning."""
 
 
-def _prediction(text: Any, output_ids: Sequence[int]) -> dict[str, int]:
-    """What became of the text that the request gave (``core.request.RequestText``)."""
-    covered, left = text.count_covered(output_ids)
-    return {
-        "accepted_tokens": covered,
-        "rejected_tokens": left,
-        "unused_characters": text.num_unused,
-    }
-
-
 def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     """Returns the ``meta_info["parse"]`` of a finished request.
 
@@ -306,7 +278,9 @@ def response_info(req: Any, simulated: float | None = None) -> dict[str, Any]:
     info.update(_rounded(shown))
     info["sources"] = {source: _rounded(counts) for source, counts in sources.items()}
     if (text := state.notes.texts.get(PREDICTION)) is not None:
-        info["prediction"] = _prediction(text, req.output_ids_through_stop)
+        covered, left = text.count_covered(req.output_ids_through_stop)
+        counts = {"accepted_tokens": covered, "rejected_tokens": left}
+        info["prediction"] = {**counts, "unused_characters": text.num_unused}
     if state.policy.strict:
         info["strict_refusals"] = state.notes.telemetry.strict_refusals
     if state.plan is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import generate
 import pytest
 
-from sglang_parse.context import SglangCalls
+from sglang_parse import context
 from sglang_parse.patches import PATCHES, parse
 from sglang_parse.patches.base import Patch
 
@@ -52,8 +52,8 @@ def test_the_entry_names_what_the_file_changes(patch: Patch):
 
 
 def test_the_order_of_calls_names_every_patch():
-    """``context.SglangCalls`` lists what SGLang calls; a CPU's patches are not called in order."""
-    named = re.findall(r"patches/(\w+/\w+\.py)", SglangCalls.__doc__ or "")
+    """``context`` lists what SGLang calls; a CPU's patches are not called in order."""
+    named = re.findall(r"patches/(\w+/\w+\.py)", context.__doc__ or "")
     assert [name for name in named if not (PATCH_FOLDER / name).is_file()] == []
     assert sorted(name for name in named if name.startswith("parse/")) == sorted(
         f"parse/{patch.name}.py" for patch in parse.PATCHES
