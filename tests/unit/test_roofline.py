@@ -117,7 +117,7 @@ def test_a_config_gives_the_shape_of_its_name(name: str, sizes: tuple):
 def test_named_shapes_have_as_many_weights_as_their_names_say():
     for name in ("0.6b", "1.7b", "4b", "8b", "14b", "32b", "235b-a22b-fp8"):
         billions = float(name.partition("b")[0])
-        assert Shape.read(name).num_weights / 1e9 == pytest.approx(billions, rel=0.25)
+        assert Shape.read(name).num_bytes(1) / 1e9 == pytest.approx(billions, rel=0.25)
     assert Shape.read("14b").kv_per_token == 80 * 1024
 
 
@@ -127,7 +127,7 @@ def test_heads_that_a_config_leaves_out(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = Shape.read(str(tmp_path))
     assert shape.mixer.kv == 2 * 4 * 16
-    assert shape.num_weights == 2 * (4 * 64 * 64 + 3 * 64 * 128) + 2 * 64 * 100
+    assert shape.num_bytes(1) == 2 * (4 * 64 * 64 + 3 * 64 * 128) + 2 * 64 * 100
 
 
 @pytest.mark.parametrize(
