@@ -171,7 +171,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     target = ("--model-path", arguments.model or find_model(output / "model", log))
     threads = all_cores()
     specs = [
-        ServerSpec(name, flags, environment=(("OMP_NUM_THREADS", threads),))
+        ServerSpec(name, flags, environment={"OMP_NUM_THREADS": threads})
         for name, flags in ((PLAIN, target), (PARSE_TOKEN, (*target, *PARSE_FLAGS)))
     ]
     found = other_edits() if arguments.other_edits else all_requests()

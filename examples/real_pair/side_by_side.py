@@ -209,7 +209,7 @@ def roofline(target: str, draft: str) -> Sections:
 
 def specs_of(target: str, draft: str) -> list[ServerSpec]:
     specs = server_specs(Models(target, draft, flags=FLAGS), SERVERS)
-    return [replace(spec, environment=(("OMP_NUM_THREADS", all_cores()),)) for spec in specs]
+    return [replace(spec, environment={"OMP_NUM_THREADS": all_cores()}) for spec in specs]
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

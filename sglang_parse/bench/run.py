@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
                 figures = make_comparison(measured, compared.servers, compared.baseline)
                 facts = conditions(compared, specs, task.title, runner.command, log.seconds)
                 facts |= {**settings.facts, "failed": failed, "notes": NOTES}
-                facts["environment"] = {spec.name: dict(spec.environment) for spec in specs}
+                facts["environment"] = {spec.name: spec.environment for spec in specs}
                 write_json(file, content := results(figures, measured, facts))
     publish(console, file, content, TITLE, sections(figures, facts))
     return 1 if failed else 0
@@ -79,7 +79,7 @@ def check(measured: Measured, spec: ServerSpec, settings: BenchSettings) -> None
     for run in (run for run in measured.serving if run.variant.server == spec.name):
         if run.output_tokens != run.requests * settings.max_new_tokens:
             raise BenchError(f"{run.requests} answers have {run.output_tokens} tokens")
-    is_simulated = SIMULATE in dict(spec.environment)
+    is_simulated = SIMULATE in spec.environment
     for traced in (run for run in measured.traced if run.variant.server == spec.name):
         for answer in traced.answers:
             if is_simulated and "simulated" not in answer.parse:

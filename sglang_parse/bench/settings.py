@@ -56,11 +56,7 @@ class BenchSettings(Flags):
     attention_backend: str = option(None, f"default: {BACKENDS}")
     dtype: str = option(None, f"default: {DTYPES}", choices=sorted(ITEM_BYTES))
     concurrencies: tuple[int, ...] = option(
-        (1, 8, 16),
-        "requests at a time",
-        name="--concurrency",
-        metavar="CONCURRENCY",
-        type=numbers(at_least(1)),
+        (1, 8, 16), "requests at a time", name="--concurrency", type=numbers(at_least(1))
     )
     servers: tuple[str, ...] = option(
         "plain,eagle3@3,parse@1,parse@every:32,standalone@3,parse@every:12,parse@every:90,"
@@ -84,9 +80,7 @@ class BenchSettings(Flags):
     )
     runs: int = option(3, "medians are reported", type=at_least(1))
     waves: int = option(
-        4,
-        "requests for each of several at a time: one begins when one ends",
-        type=at_least(1),
+        4, "requests for each of several at a time: one begins when one ends", type=at_least(1)
     )
     drafting: str = option(
         "auto", "--parse-drafting of the timed servers", choices=("auto", "always")
@@ -98,15 +92,13 @@ class BenchSettings(Flags):
     @classmethod
     def read(cls, arguments: argparse.Namespace) -> BenchSettings:
         found = super().read(arguments)
-        settings = replace(
+        return replace(
             found,
             attention_backend=found.attention_backend or BACKENDS[found.device],
             dtype=found.dtype or DTYPES[found.device],
         )
-        settings._check()
-        return settings
 
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         if self.target.vocab_size != self.draft.vocab_size:
             raise BenchError(
                 f"--draft {self.draft.name} has {self.draft.vocab_size} words, --target "
@@ -199,13 +191,12 @@ class BenchSettings(Flags):
     def specs(self) -> list[ServerSpec]:
         compiled = {} if self.device == "cpu" else COMPILED
         block = {BLOCK_ENV_VAR: f"{self.block_tokens:g}"} if self.block_tokens else {}
-        more = (*compiled.items(), *block.items())
         found = []
         for name in self.servers:
             is_head = kind_of(name) == PARSE_HEAD
             models = self.compared if is_head else replace(self.compared, judge=LIKELIHOOD)
             (spec,) = server_specs(models, (name,))
-            found.append(replace(spec, environment=(*spec.environment, *more)))
+            found.append(replace(spec, environment={**spec.environment, **compiled, **block}))
         return found
 
     def _common(self) -> tuple[str, ...]:

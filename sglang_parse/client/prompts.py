@@ -69,6 +69,13 @@ _ON_TEXTS = (
 )  # fmt: skip
 
 
+PROMPTS_HELP = (
+    'lines of JSON, each a text or an object with "prompt" (default: problems of the demo pair for '
+    "its target, a few questions for others)"
+)
+"""Of a flag whose file is for ``prompts_for``."""
+
+
 def prompts_for(
     path: Path | None, model_path: str, count: int, *, with_text: bool = False
 ) -> list[Item]:

@@ -230,7 +230,6 @@ class ServingRun:
         requests, output_tokens: numbers of them.
         seconds: duration of the run.
         tokens_per_s: output tokens per second, as the server counts tokens.
-        requests_per_s: answers per second.
         latency_ms: latency -> percentile -> ms. ``itl`` is the time between two chunks of an
             answer, ``max_itl`` an answer's longest; a chunk may hold a whole accepted draft.
         accept_length: SGLang's average at that moment, None without speculation.
@@ -247,7 +246,6 @@ class ServingRun:
     output_tokens: int
     seconds: float
     tokens_per_s: float
-    requests_per_s: float
     latency_ms: Mapping[str, Mapping[str, float]]
     accept_length: float | None
     stages: Mapping[str, float] = field(default_factory=dict)

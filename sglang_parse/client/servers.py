@@ -14,9 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import httpx
 
@@ -55,16 +55,10 @@ class ServerSpec:
     flags: tuple[str, ...]
     common: tuple[str, ...] = COMMON_FLAGS
     launcher: tuple[str, ...] = ("-m", "sglang.launch_server")
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class Process(Protocol):
-    """The part of ``subprocess.Popen`` that ``Server`` uses."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
+Process = subprocess.Popen[bytes]
 
 
 def start_process(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Process:
@@ -87,7 +81,7 @@ class Server:
         self.is_suspended = self.is_ready = False
         command = [sys.executable, *spec.launcher, *spec.common, *spec.flags]
         with log.open("wb") as output:
-            environment = {**DEFAULTS, **os.environ, **ENVIRONMENT, **dict(spec.environment)}
+            environment = {**DEFAULTS, **os.environ, **ENVIRONMENT, **spec.environment}
             start = start or start_process
             self.process = start([*command, "--port", str(port)], environment, output)
 
@@ -225,3 +219,7 @@ def read_remotes(texts: Sequence[str]) -> dict[str, Remote]:
             raise BenchError(f"--url is {text!r}; use NAME=http://host:port with a name of {known}")
         remotes[name] = Remote.read(name, url)
     return remotes
+
+
+NAMED_URLS = {"name": "--url", "action": "append", "metavar": "NAME=URL", "read": read_remotes}
+"""Words of ``flags.option`` for a setting of running servers."""

@@ -130,7 +130,7 @@ def _server_spec(models: Models, name: str) -> ServerSpec:
         steps = {EAGLE3: models.eagle3_steps, STANDALONE: models.standalone_steps}
         longest = 1 + steps[kind] if kind in steps else DFLASH_BLOCK
         simulated = simulated_lens(float(value), longest) if kind in STOCK else {ENV_VAR: value}
-    return ServerSpec(name, flags, common=models.flags, environment=(*simulated.items(),))
+    return ServerSpec(name, flags, common=models.flags, environment=simulated)
 
 
 def simulated_lens(mean: float, longest: int) -> dict[str, str]:

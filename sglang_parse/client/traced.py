@@ -186,7 +186,7 @@ def _round(record: TraceRecord, output: Sequence[int], end: int, text: ToText) -
     verdict_ids = (record["accept_token_id"], record["reject_token_id"])
     return ExplainedRound(
         record=record,
-        segments=tuple(_by_line(_segments(record, output[:start], text))),
+        segments=_by_line(_segments(record, output[:start], text)),
         target_text=text(output[:accepted_end], output[accepted_end:end]),
         num_matched=num_matched(record),
         num_reworded=num_reworded(record),
@@ -213,23 +213,19 @@ def _segments(record: TraceRecord, before: Sequence[int], text: ToText) -> Itera
             is_rejected = True
         context = [*before, *draft[:start]]
         runs = tuple(_runs(context, draft[start:end], choices[start:end], text))
-        if end not in prefixes:
-            yield Segment(end, end - start, status, runs)
-            continue
-        prefix = prefixes[end]
-        verdict = record["verdicts"][prefix]
-        yield Segment(
-            end,
-            end - start,
-            status,
-            runs,
-            verdict=verdict,
-            mass=record["verdict_mass"][prefix],
-            question=text([], record["question_token_ids"][prefix]),
-            decided=record["decided_by"] == prefix,
-            contradicted=end <= own_len and verdict < record["threshold"] <= 1,
-            refused=_refused_in(record, start, end) if status == REJECTED else "",
-        )
+        segment = Segment(end, end - start, status, runs)
+        if (prefix := prefixes.get(end)) is not None:
+            verdict = record["verdicts"][prefix]
+            segment = replace(
+                segment,
+                verdict=verdict,
+                mass=record["verdict_mass"][prefix],
+                question=text([], record["question_token_ids"][prefix]),
+                decided=record["decided_by"] == prefix,
+                contradicted=end <= own_len and verdict < record["threshold"] <= 1,
+                refused=_refused_in(record, start, end) if status == REJECTED else "",
+            )
+        yield segment
 
 
 def _refused_in(record: TraceRecord, start: int, end: int) -> str:
@@ -240,22 +236,20 @@ def _refused_in(record: TraceRecord, start: int, end: int) -> str:
     return "a number" if strict["name"] == NUMBERS else strict["name"]
 
 
-def _by_line(segments: Iterable[Segment]) -> Iterator[Segment]:
+def _by_line(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """Joins tokens that are verified one by one and share a line and a fate, for people."""
-    line: Segment | None = None
+    lines: list[Segment] = []
     for segment in segments:
-        if line is not None and _joins(line, segment):
+        if lines and _joins(lines[-1], segment):
+            line = lines.pop()
             segment = replace(
                 segment,
                 runs=_joined(line.runs, segment.runs),
                 decided=line.decided or segment.decided,
                 contradicted=line.contradicted or segment.contradicted,
             )
-        elif line is not None:
-            yield line
-        line = segment
-    if line is not None:
-        yield line
+        lines.append(segment)
+    return tuple(lines)
 
 
 def _joined(before: Sequence[Run], after: Sequence[Run]) -> tuple[Run, ...]:

@@ -202,7 +202,6 @@ def read_result(
                 output_tokens=output_tokens,
                 seconds=seconds,
                 tokens_per_s=output_tokens / seconds,
-                requests_per_s=len(indices) / seconds,
                 latency_ms=_latency_ms(result, indices, LATENCIES if load.streams else ("e2e",)),
                 accept_length=result["accept_length"] if variant.group == ALL else None,
                 stages={stage: value / seconds for stage, value in spent.items()},

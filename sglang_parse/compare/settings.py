@@ -25,7 +25,7 @@ from sglang_parse.client.records import (
     has_parse,
     kind_of,
 )
-from sglang_parse.client.servers import Remote, read_remotes
+from sglang_parse.client.servers import NAMED_URLS, Remote
 from sglang_parse.tasks.settings import TaskSettings, load, model, task
 
 DEMO_SERVER_BYTES = 2.6 * 2**30
@@ -84,12 +84,7 @@ class CompareSettings(TaskSettings):
         read=lambda names: split_names(names) if isinstance(names, str) else names,
     )
     remotes: dict[str, Remote] = model(
-        [],
-        "a running server instead of one started here; repeatable",
-        name="--url",
-        action="append",
-        metavar="NAME=URL",
-        read=read_remotes,
+        [], "a running server instead of one started here; repeatable", **NAMED_URLS
     )
     max_alive: int = model(
         lambda: max(1, int(psutil.virtual_memory().available / DEMO_SERVER_BYTES)),

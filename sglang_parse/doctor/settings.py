@@ -7,18 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_parse.client.flags import Flags, at_least, option
+from sglang_parse.client.prompts import PROMPTS_HELP
 
 
 @dataclass(frozen=True)
 class DoctorSettings(Flags):
     url: str = option("", "URL of a running server to check, too")
-    prompts: Path | None = option(
-        None,
-        'prompts to send: lines of JSON, each a text or an object with "prompt" (default: problems '
-        "of the demo pair for its target, a few questions for others)",
-        type=Path,
-        metavar="FILE",
-    )
+    prompts: Path | None = option(None, PROMPTS_HELP, type=Path, metavar="FILE")
     requests: int = option(6, "prompts sent, with PARSE and without", type=at_least(1))
     max_tokens: int = option(200, "longest answer, in tokens", type=at_least(8))
     budget: int = option(

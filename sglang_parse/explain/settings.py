@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_parse.client.flags import Flags, at_least, option
+from sglang_parse.client.prompts import PROMPTS_HELP
 from sglang_parse.client.records import BenchError
 
 
@@ -28,13 +29,7 @@ class ExplainSettings(Flags):
         action="append",
         metavar="TEXT",
     )
-    prompts: Path | None = option(
-        None,
-        'lines of JSON, each a text or an object with "prompt" (default: problems of the demo pair '
-        "for its target, a few questions for others)",
-        type=Path,
-        metavar="FILE",
-    )
+    prompts: Path | None = option(None, PROMPTS_HELP, type=Path, metavar="FILE")
     requests: int = option(3, "prompts sent at most", type=at_least(1))
     max_tokens: int = option(256, "longest answer, in tokens", type=at_least(1))
     threshold: float | None = option(None, "for these requests (default: the server's)", type=float)

@@ -141,10 +141,6 @@ class Workload:
         head = replace(head, quantization="", experts_per_token=1)
         return self.settings.head_steps * self.forward(head, 1).ms
 
-    def mtp_layer(self) -> float:
-        """ms of all steps of the target's MTP layer, which has its experts and vocabulary."""
-        return self.settings.head_steps * self.forward(self.settings.target.layers(1), 1).ms
-
     def tokens_per_forward(self, kind: BlockKind) -> float:
         """Draft tokens of a forward. With masks after the last row, the block after a wrong
         proposal has none to accept."""
@@ -168,10 +164,11 @@ class Workload:
         return self._proposed(self.heads(self.settings.target), accept_length, one)
 
     def mtp(self, accept_length: float, *, is_stock: bool = True) -> float:
-        """As ``eagle3``, with the target's MTP layer in the place of a head; in PARSE passes are
-        those of ``verify``."""
-        one = self._stock_verify if is_stock else self.verify(self.settings.head_steps)
-        return self._proposed(self.mtp_layer(), accept_length, one)
+        """As ``eagle3``, with the target's MTP layer, which has its experts and vocabulary, in the
+        place of a head; in PARSE passes are those of ``verify``."""
+        steps, layer = self.settings.head_steps, self.forward(self.settings.target.layers(1), 1)
+        one = self._stock_verify if is_stock else self.verify(steps)
+        return self._proposed(steps * layer.ms, accept_length, one)
 
     @property
     def _stock_verify(self) -> Forward:

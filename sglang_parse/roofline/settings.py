@@ -30,14 +30,12 @@ class RooflineSettings(Flags):
         (1, 8, 16),
         "requests at a time, which start together",
         name="--concurrency",
-        metavar="CONCURRENCY",
         type=numbers(at_least(1)),
     )
     acceptances: tuple[float, ...] = option(
         (0.92, 0.97, 0.99, 1.0),
         "chances that the target accepts a draft token",
         name="--acceptance",
-        metavar="ACCEPTANCE",
         type=numbers(fraction),
     )
     block_acceptance: float = option(

@@ -118,15 +118,6 @@ class Shape:
         return self.hidden_size * self.vocab_size
 
     @property
-    def num_weights(self) -> int:
-        return int(sum(self.parts(self.num_experts))) + self._tables
-
-    @property
-    def _tables(self) -> int:
-        """Weights of the embedding and the LM head."""
-        return self.lm_head * (1 if self.tie_word_embeddings else 2)
-
-    @property
     def kv_per_token(self) -> int:
         """Numbers in the keys and values of one token, all layers."""
         return round(self.num_hidden_layers * self.mixer.kv)
@@ -139,7 +130,8 @@ class Shape:
     def num_bytes(self, item_bytes: int, kv_tokens: int = 0) -> float:
         """Bytes of the weights, in ``item_bytes`` each where they are not quantized, and of the KV
         of some tokens."""
-        others = self._tables + kv_tokens * self.kv_per_token
+        tables = self.lm_head * (1 if self.tie_word_embeddings else 2)  # the embedding's, too
+        others = tables + kv_tokens * self.kv_per_token
         return self.body_bytes(self.num_experts, item_bytes) + item_bytes * others
 
     def write_model(self, folder: Path, **changes: Any) -> Path:

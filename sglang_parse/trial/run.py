@@ -80,7 +80,7 @@ def check_start(spec: ServerSpec, log: ProgressLog) -> list[str]:
     (port,) = free_ports(1)
     flags = [*spec.common, *spec.flags, "--port", str(port)]
     command = [sys.executable, "-m", "sglang_parse.cli", "doctor", "--json", *flags]
-    environment = {**os.environ, **dict(spec.environment)}
+    environment = {**os.environ, **spec.environment}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     lines: dict[str, list[str]] = defaultdict(list)
     try:

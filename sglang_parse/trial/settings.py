@@ -9,7 +9,7 @@ from pathlib import Path
 from sglang_parse.client.demo_pair import is_of_demo_pair
 from sglang_parse.client.flags import Flags, at_least, option, split_words
 from sglang_parse.client.records import PARSE, PARSE_EAGLE3, PLAIN, BenchError
-from sglang_parse.client.servers import Remote, ServerSpec, read_remotes
+from sglang_parse.client.servers import NAMED_URLS, Remote, ServerSpec
 from sglang_parse.client.targets import Models, parse_settings, server_specs
 from sglang_parse.core.config import OWN
 from sglang_parse.core.judge import LIKELIHOOD
@@ -38,12 +38,7 @@ class TrialSettings(Flags):
         metavar="FILE",
     )
     remotes: dict[str, Remote] = option(
-        [],
-        "a running server instead of one started here: plain=URL, parse=URL",
-        name="--url",
-        action="append",
-        metavar="NAME=URL",
-        read=read_remotes,
+        [], "a running server instead of one started here: plain=URL, parse=URL", **NAMED_URLS
     )
     flags: tuple[str, ...] = option(
         "", f"of SGLang, for both servers (default without a GPU: {CPU_FLAGS})", read=split_words
@@ -94,9 +89,8 @@ class TrialSettings(Flags):
             environment |= ONLINE
         kinds = {PARSE: parse_kind(self.models), PLAIN: PLAIN}
         found = server_specs(self.models, [kinds[name] for name in names])
-        variables = (*environment.items(),)
         return [
-            replace(spec, name=name, environment=variables)
+            replace(spec, name=name, environment=environment)
             for name, spec in zip(names, found, strict=True)
         ]
 

@@ -39,7 +39,7 @@ def test_sglang_takes_every_server_at_real_shapes(
     settings = BenchSettings.read(parser.parse_args(words))
     specs = {spec.name: spec for spec in settings.specs()}
     for spec in specs.values():
-        for name, value in spec.environment:
+        for name, value in spec.environment.items():
             monkeypatch.setenv(name, value)
         args = prepare_server_args([*spec.common, *spec.flags])
         args.resolve_once()

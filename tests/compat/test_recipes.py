@@ -416,7 +416,7 @@ def test_shapes_have_as_many_weights_as_the_models_names_say(
     """Of all kinds of layers: latent attention, gated delta nets, dense layers before experts."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = Shape.read(str(tmp_path))
-    assert shape.num_weights / 1e9 == pytest.approx(billions, rel=0.01)
+    assert shape.num_bytes(1) / 1e9 == pytest.approx(billions, rel=0.01)
     assert shape.kv_per_token * BF16_BYTES // KIB == kv_kib(config)
     assert shape.state_bytes / KIB**2 == state_mib
 

@@ -46,7 +46,7 @@ def remote(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
         return start_process([str(script), str(DEMO / "target"), str(pair[0]), *flags], env, output)
 
     flags = (*FLAGS, "--parse-draft-timeout", "60", "--sleep-on-idle")
-    spec = ServerSpec("remote", flags, environment=tuple(variables.items()))
+    spec = ServerSpec("remote", flags, environment=variables)
     server = Server(spec, port, tmp_path_factory.mktemp("remote") / "serve.log", start)
     try:
         server.wait_ready()

@@ -90,8 +90,8 @@ def test_servers_and_their_simulation(tmp_path: Path):
     specs = {spec.name: spec for spec in settings(*TINY, *words).specs()}
     assert list(specs) == names.split(",")
     block = {BLOCK_ENV_VAR: "4.9"}
-    assert dict(specs["eagle3@3"].environment) == block | simulated_lens(3.0, 4)
-    assert dict(specs["parse@every:32:7"].environment) == block | {SIMULATE: "every:32:7"}
+    assert specs["eagle3@3"].environment == block | simulated_lens(3.0, 4)
+    assert specs["parse@every:32:7"].environment == block | {SIMULATE: "every:32:7"}
     judges = {
         name: spec.flags[spec.flags.index("--parse-judge") + 1]
         for name, spec in specs.items()

@@ -110,7 +110,7 @@ def test_a_server_for_each_simulated_acceptance():
     found = settings("--servers", "plain,parse@0.3,parse@1", preset="load")
     assert len(found.loads("parse@1")) == 3 * 4
     specs = server_specs(found, found.own_servers)
-    assert [dict(spec.environment).get(ENV_VAR) for spec in specs] == [None, "0.3", "1"]
+    assert [spec.environment.get(ENV_VAR) for spec in specs] == [None, "0.3", "1"]
     assert title_of("parse@0.3") == "PARSE, 30% accepted"
     assert title_of("parse@every:32:7") == "PARSE, a refusal every 32 tokens"
     assert title_of("eagle3@2.5") == "EAGLE3, accept length 2.5"

@@ -378,7 +378,7 @@ def test_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert parse.flags[-2:] == ("--parse-judge", "likelihood")
     assert plain.flags == ("--model-path", str(tmp_path))
     assert plain.common == tuple(CPU_FLAGS.split())
-    assert dict(plain.environment).keys() == {"OMP_NUM_THREADS"}
+    assert plain.environment.keys() == {"OMP_NUM_THREADS"}
     head = settings("--target", str(tmp_path), "--eagle3", str(tmp_path)).specs()[0]
     assert (head.name, "--parse-eagle3-path" in head.flags) == ("parse", True)
     own = settings("--target", str(tmp_path), "--mtp", "own")
@@ -386,11 +386,11 @@ def test_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert not own.predicts
     (parse,) = settings("--target", "org/name", "--url", "plain=http://h:1").specs()
     assert "--speculative-draft-model-path" not in parse.flags
-    assert dict(parse.environment)["HF_HUB_OFFLINE"] == "0"
+    assert parse.environment["HF_HUB_OFFLINE"] == "0"
     for words in (("--eagle3", "org/head"), ("--mtp", "org/name")):
         (parse, _) = settings("--target", str(tmp_path), *words).specs()
-        assert dict(parse.environment)["HF_HUB_OFFLINE"] == "0"
-    assert "HF_HUB_OFFLINE" not in {**dict(own.specs()[0].environment)}
+        assert parse.environment["HF_HUB_OFFLINE"] == "0"
+    assert "HF_HUB_OFFLINE" not in own.specs()[0].environment
     with pytest.raises(BenchError, match="holds no model"):
         settings("--target", str(tmp_path / "none")).specs()
 
