@@ -8,7 +8,7 @@ from figures import TITLES, Figures
 
 from sglang_parse.client.records import EAGLE3, PARSE, PLAIN, STANDALONE
 from sglang_parse.core.layout import RequestLayout
-from sglang_parse.core.mask import qlen_only_mask
+from sglang_parse.core.mask import may_attend
 
 CELL, LEFT, TOP = 34, 70, 54
 NAMES = ("prompt", "d0", "d1", "d2", "d3", "q0", "q0", "q1", "q1")
@@ -36,8 +36,7 @@ def kind(layout: RequestLayout, column: int) -> str:
 
 
 def cell(layout: RequestLayout, row: int, column: int) -> str:
-    new = column - layout.prefix_len
-    shown = kind(layout, column) if new < 0 or qlen_only_mask(layout)[row, new] else "none"
+    shown = kind(layout, column) if may_attend(layout, row, column) else "none"
     x, y = LEFT + column * CELL, TOP + row * CELL
     return f'<rect class="cell {shown}" x="{x}" y="{y}" width="{CELL}" height="{CELL}"/>'
 

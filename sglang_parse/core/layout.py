@@ -96,6 +96,10 @@ class RequestLayout:
         return not self.question_lens
 
     @property
+    def num_questions(self) -> int:
+        return len(self.visible_lens)
+
+    @property
     def question_starts(self) -> tuple[int, ...]:
         """First row of each question."""
         return tuple(accumulate(self.question_lens, initial=self.num_draft_rows))[:-1]

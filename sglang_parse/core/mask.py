@@ -16,19 +16,40 @@ from sglang_parse.core.layout import RequestLayout, VerifyLayout
 _DRAFT = -1
 
 
+def may_attend(layout: RequestLayout, row: int, column: int) -> bool:
+    """Returns whether ``row`` in [0, num_rows) attends to ``column`` in [0, kv_len)."""
+    if column < layout.prefix_len:
+        return True
+    key = column - layout.prefix_len
+    owner, key_owner = _owner(layout, row), _owner(layout, key)
+    causal_draft = owner == _DRAFT and key_owner == _DRAFT and key <= row
+    visible_draft = owner != _DRAFT and key_owner == _DRAFT and key < layout.visible_lens[owner]
+    same_question = owner != _DRAFT and key_owner == owner and key <= row
+    return causal_draft or visible_draft or same_question
+
+
+def _owner(layout: RequestLayout, row: int) -> int:
+    """Returns the question of a row, or ``_DRAFT``."""
+    owner = _DRAFT
+    for question, start in enumerate(layout.question_starts):
+        if row >= start:
+            owner = question
+    return owner
+
+
 def qlen_only_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Returns which new rows attend to which: bool [num_rows, num_rows].
+    """Returns ``may_attend`` among the new rows: bool [num_rows, num_rows].
 
     Its cost does not depend on the context length.
     """
-    if layout.is_causal:
+    if not layout.num_questions:
         return torch.ones(2 * (layout.num_rows,), dtype=torch.bool, device=device).tril()
     # No device sync: the copy is asynchronous, and repeat_interleave knows its output size.
     numbers = [
         [layout.num_draft_rows, *part] for part in (layout.question_lens, layout.visible_lens)
     ]
     lengths, draft_seen = torch.tensor(numbers).to(device, non_blocking=True)
-    ids = torch.arange(_DRAFT, len(layout.question_lens), device=device)
+    ids = torch.arange(-1, layout.num_questions, device=device)
     place = torch.repeat_interleave(lengths, output_size=layout.num_rows)
     owner, sees_draft = ids[place], draft_seen[place]
     row = torch.arange(layout.num_rows, device=device)

@@ -1,4 +1,4 @@
-"""``sglang-parse roofline``: tables of forwards, and of speedups by acceptance."""
+"""``sglang-parse roofline``: tables of forwards, of speedups by acceptance, and of what is lost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sglang_parse.client.sections import Grid, Sections
 from sglang_parse.client.tables import show
 from sglang_parse.core.block import ONE_TOKEN, USUAL_BLOCK
 from sglang_parse.roofline.forwards import BLOCKS, DRAFT_LENGTHS, Forward, Workload
+from sglang_parse.roofline.rounds import LOSSES, THIS, best_rate
 from sglang_parse.roofline.settings import RooflineSettings
 
 WAYS = {"one token": (ONE_TOKEN,), f"blocks of {USUAL_BLOCK}": BLOCKS, "texts": ()}
@@ -18,10 +19,14 @@ HEADS = ("head of the draft", "head of the target, in pieces", "one graph, or st
 MTP = "MTP layer, one graph"
 
 
+EVERY = (0, 32)
+"""A refusal every so many tokens; 0: none."""
+
+
 def run(arguments: argparse.Namespace, console: Console) -> int:
     settings = RooflineSettings.read(arguments)
     console.width = max(console.width, 120)  # narrower lines break: figures would be cut off
-    show(console, {**costs(settings), **speedups(settings)})
+    show(console, {**costs(settings), **speedups(settings), **losses(settings)})
     return 0
 
 
@@ -66,3 +71,23 @@ def speedups(settings: RooflineSettings) -> Sections:
             cells += [f"{plain / ms:.1f}x" for ms in alone]
             rows.append([f"{load.num_reqs}", f"{rate:,.0f}", f"{acceptance:g}", *cells])
     return {f"Speedup by acceptance of draft tokens; {heads}": [Grid(headings, rows)]}
+
+
+def losses(settings: RooflineSettings) -> Sections:
+    """Simulated rounds in blocks: over plain decoding and stock EAGLE3, as they are and without one
+    loss each."""
+    loads = [Workload(settings, count) for count in settings.concurrencies]
+    cells: dict[str, list[str]] = {"as it is": [], **{name: [] for name in LOSSES}}
+    for load in loads:
+        number = 1e3 * load.num_reqs * settings.output_len
+        plain, eagle = number / load.plain(), number / load.eagle3(settings.accept_length)
+        for every in EVERY:
+            rate, length = best_rate(load, THIS, every)
+            cells["as it is"].append(f"{rate / plain:.1f}x, {rate / eagle:.1f}x")
+            for name, build in LOSSES.items():
+                cells[name].append(f"{best_rate(load, build, every, [length])[0] / rate - 1:+.0%}")
+    texts = ("all accepted", *(f"every {every}" for every in EVERY[1:]))
+    headings = ["without", *(f"{text}, {load.num_reqs}" for load in loads for text in texts)]
+    rows = [[name, *row] for name, row in cells.items()]
+    title = f"Losses in rounds with blocks of {USUAL_BLOCK}: over plain, over stock EAGLE3"
+    return {title: [Grid(headings, rows)]}

@@ -12,9 +12,8 @@ import torch
 
 from sglang_parse.core.block import Masks
 from sglang_parse.core.layout import RequestLayout, VerifyLayout
-from sglang_parse.core.mask import flat_mask, flat_mask_at, qlen_only_mask
+from sglang_parse.core.mask import flat_mask, flat_mask_at, may_attend, qlen_only_mask
 from support.passes import block
-from support.reference import may_attend
 
 HEADS, KV_HEADS, DIM, SLOTS = 4, 2, 16, 128
 ROPE = 8

@@ -19,30 +19,6 @@ import torch
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import qlen_only_mask
 
-DRAFT = -1
-"""Stands for the draft where a question's number would."""
-
-
-def may_attend(layout: RequestLayout, row: int, column: int) -> bool:
-    """Returns whether ``row`` in [0, num_rows) attends to ``column`` in [0, kv_len)."""
-    if column < layout.prefix_len:
-        return True
-    key = column - layout.prefix_len
-    owner, key_owner = owner_of(layout, row), owner_of(layout, key)
-    causal_draft = owner == DRAFT and key_owner == DRAFT and key <= row
-    visible_draft = owner != DRAFT and key_owner == DRAFT and key < layout.visible_lens[owner]
-    same_question = owner != DRAFT and key_owner == owner and key <= row
-    return causal_draft or visible_draft or same_question
-
-
-def owner_of(layout: RequestLayout, row: int) -> int:
-    """Returns the question of a row, or ``DRAFT``."""
-    owner = DRAFT
-    for question, start in enumerate(layout.question_starts):
-        if row >= start:
-            owner = question
-    return owner
-
 
 def dense_mask(layout: RequestLayout, device: torch.device | str = "cpu") -> torch.Tensor:
     """Returns the mask of one request: bool [num_rows, kv_len]."""

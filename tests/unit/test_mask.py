@@ -10,10 +10,11 @@ from sglang_parse.core.layout import RequestLayout, VerifyLayout
 from sglang_parse.core.mask import (
     flat_mask,
     flat_mask_at,
+    may_attend,
     qlen_only_mask,
     split_flat_mask,
 )
-from support.reference import dense_mask, may_attend
+from support.reference import dense_mask
 
 pytestmark = pytest.mark.unit
 
@@ -150,7 +151,7 @@ def test_causal_requests_need_no_mask(batch):
 def test_rows_of_a_batch(batch):
     assert batch.qo_indptr[-1] == batch.num_rows == len(batch.positions())
     for layout in batch.requests:
-        assert len(layout.question_lens) == len(layout.verdict_rows)
+        assert layout.num_questions == len(layout.verdict_rows)
         for start, row, length in zip(
             layout.question_starts, layout.verdict_rows, layout.question_lens, strict=True
         ):

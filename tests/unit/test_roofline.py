@@ -14,7 +14,9 @@ from sglang_parse import cli
 from sglang_parse.client.records import BenchError
 from sglang_parse.core.block import ONE_TOKEN, BlockKind, Masks
 from sglang_parse.roofline.forwards import BLOCKS, Workload
-from sglang_parse.roofline.run import costs, speedups
+from sglang_parse.roofline.rounds import LOSSES, THIS, best_rate
+from sglang_parse.roofline.rounds import MEASURED as MEASURED_BUILD
+from sglang_parse.roofline.run import costs, losses, speedups
 from sglang_parse.roofline.settings import RooflineSettings
 from sglang_parse.shapes.mixer import Mixer
 from sglang_parse.shapes.shape import Shape
@@ -84,16 +86,32 @@ def test_computed_is_measured(name: str):
 
 
 H200_14B = settings("--gpu", "h200")
-# Mean tokens/s of three H200, 27 and 28 November 2026 (docs/gpus.md), Triton: plain, and EAGLE3 at
-# accept length 3.
+# Mean tokens/s of three H200, 27 and 28 November 2026 (docs/gpus.md): all accepted, and refused
+# every 32, at 1, 8 and 16; Triton, 4.9 tokens a block.
+RATES = {1: (1258, 521), 8: (5065, 2373), 16: (6455, 3303)}
 STOCK = {1: (121, 279), 8: (923, 1770), 16: (1743, 2886)}
+"""The same GPUs: plain, and EAGLE3 at accept length 3."""
 
 
-@pytest.mark.parametrize("num_reqs", STOCK)
-def test_stock_is_as_measured(num_reqs: int):
+@pytest.mark.parametrize("num_reqs", RATES)
+def test_rounds_are_as_measured(num_reqs: int):
+    """Of the build that was measured; what stock SGLang did beside it, too."""
     load = Workload(H200_14B, num_reqs)
+    found = [best_rate(load, MEASURED_BUILD, every)[0] for every in (0, 32)]
+    assert found == pytest.approx(RATES[num_reqs], rel=0.1)
     found = [rate(load, ms) for ms in (load.plain(), load.eagle3(3.0))]
     assert found == pytest.approx(STOCK[num_reqs], rel=0.1)
+
+
+def test_every_loss_costs_something():
+    """And masks after every row, graphs of any rows and a counted first block bring something."""
+    load = Workload(H200_14B, 1)
+    rate, length = best_rate(load, THIS, 32)
+    assert rate > 1.1 * best_rate(load, MEASURED_BUILD, 32)[0]
+    for name, build in LOSSES.items():
+        faster = best_rate(load, build, 0)[0] / best_rate(load, THIS, 0)[0]
+        assert 1 <= faster < 1.25, name
+        assert best_rate(load, build, 32, [length])[0] > 0.98 * rate, name
 
 
 @pytest.mark.parametrize(
@@ -222,6 +240,17 @@ def test_the_tables():
         one, blocks, text, head, in_pieces, one_graph, mtp = figures
         assert one < head < blocks < text
         assert in_pieces < mtp <= one_graph  # its steps read the target's whole vocabulary
+
+
+def test_what_each_loss_costs():
+    """The last two concurrencies share a table with the first."""
+    ((grid,),) = losses(settings("--gpu", "h200", "--concurrency", "1")).values()
+    assert grid.headings == ["without", "all accepted, 1", "every 32, 1"]
+    (name, *built), *rest = grid.rows
+    assert name == "as it is"
+    assert all(re.fullmatch(r"[\d.]+x, [\d.]+x", cell) for cell in built)
+    assert [row[0] for row in rest] == [*LOSSES]
+    assert all(re.fullmatch(r"[+-]\d+%", cell) for row in rest for cell in row[1:])
 
 
 def test_the_command_needs_no_sglang_and_no_pytorch():
