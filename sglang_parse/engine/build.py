@@ -16,7 +16,6 @@ from sglang_parse.core.block import BlockKind
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.costs import BlockChoice
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.question import Question
 from sglang_parse.core.segment import Segmenter
@@ -84,7 +83,7 @@ def build_engine(
     eagle = EagleDecoder(*models, config, guard) if config.proposer else None
     captured = _captured_layers(config, target.runner, eagle)
     judge = _judge(config, question, tokenizer, counters, certified, captured, target)
-    drafter = _drafter(config, args, draft, controller.blocks, parallel.size > 1)
+    drafter = Drafter(draft, controller.blocks, config.draft_tokens) if draft else None
     context_len = target.runner.model_config.context_len
     encoder = TextEncoder(tokenizer, context_len) if is_first_rank() else None
     sources = build_sources(config, controller, judge, counters, encoder, drafter, eagle)
@@ -102,24 +101,6 @@ def build_engine(
         counters=counters,
         certified=certified,
         layout=layout,
-    )
-
-
-def _drafter(
-    config: ParseConfig,
-    server_args: Any,
-    draft: DraftModel | None,
-    blocks: BlockChoice,
-    is_block: bool,
-) -> Drafter | None:
-    if draft is None:
-        return None
-    return Drafter(
-        draft,
-        blocks,
-        is_masked=is_block and checks.block_layout(server_args, config) == MASK,
-        plans_on_device=is_block and SUPPORT[checks.draft_attention(server_args)].plans_on_device,
-        draft_tokens=config.draft_tokens,
     )
 
 
@@ -255,6 +236,8 @@ def _draft_model(
     parallel = parallel_draft(config, draft.draft_runner.model_config)
     draft.mask_id, draft.block_kinds = parallel.mask_id, parallel.kinds
     if parallel.size > 1:
+        draft.is_masked = checks.block_layout(server_args, config) == MASK
+        draft.plans_on_device = SUPPORT[checks.draft_attention(server_args)].plans_on_device
         logger.info(
             "PARSE: tokens that the draft model writes per forward: %s%s",
             parallel,

@@ -94,6 +94,8 @@ class DraftModel(EagleDraftWorkerBase):
         kv: marks of the slots with draft KV; made with the memory pool.
         block_kinds, mask_id: the kinds of its blocks, and the mask token; set before
             ``init_cuda_graphs``.
+        is_masked: blocks run masks after every row in the layout ``mask``, otherwise in ``alias``.
+        plans_on_device: whether attention plans a block from lengths on the device.
         prefill_graphs, block_graphs: CUDA graphs, smallest first, and by kind.
         head: the EAGLE-3 head that proposes its blocks' candidates; every forward that writes the
             draft model's KV writes the head's, too.
@@ -101,6 +103,7 @@ class DraftModel(EagleDraftWorkerBase):
 
     kv: DraftKvMarks
     head: DraftHead | None = None
+    is_masked = plans_on_device = False
 
     def __init__(
         self,
@@ -192,7 +195,7 @@ class DraftModel(EagleDraftWorkerBase):
     def graphs_of(self, kind: BlockKind, num_reqs: int) -> BlockGraphs | None:
         """The graphs of a kind of block, if one holds so many requests."""
         graphs = self.block_graphs.get(kind)
-        return graphs if graphs is not None and graphs.fits(num_reqs) else None
+        return graphs if graphs is not None and num_reqs <= graphs.max_bs else None
 
     def has_graph(self, kind: BlockKind, num_reqs: int) -> bool:
         """Whether a forward of so many requests of this kind is a replay."""

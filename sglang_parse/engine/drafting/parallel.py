@@ -71,7 +71,7 @@ class ParallelChunk(DraftChunk):
         records: list[torch.Tensor] = []
         if blocks is None or blocks.indices != indices:
             state = before.state_of(reqs) if isinstance(before, ParallelChunk) else None
-            blocks = _Blocks(self.model, self.kind, self.batch, indices, is_masked=self.is_masked)
+            blocks = _Blocks(self.model, self.kind, self.batch, indices)
         else:  # the host has waited for the block before, and no draft has ended
             blocks.start_here()
         state = state or blocks.known_state()
@@ -134,17 +134,10 @@ class _Blocks:
 
     Args:
         indices: [n] the requests' indices of the batch.
-        is_masked: as for ``DraftChunk``.
     """
 
     def __init__(
-        self,
-        model: DraftModel,
-        kind: BlockKind,
-        batch: ScheduleBatch,
-        indices: Sequence[int],
-        *,
-        is_masked: bool,
+        self, model: DraftModel, kind: BlockKind, batch: ScheduleBatch, indices: Sequence[int]
     ) -> None:
         self._model, self._kind = model, kind
         self._batch, self.indices, device = batch, indices, batch.device
@@ -152,7 +145,7 @@ class _Blocks:
         self._graphs = model.graphs_of(kind, len(indices))
         self._wide = kind.rows(0)
         self._width = width = self._wide.num_rows
-        self._has_mask = is_masked and not self._wide.is_causal
+        self._has_mask = model.is_masked and not self._wide.is_causal
         self.start_here()
         num_slots = 1 + kind.lookahead_rows
         self._limits_cpu = [req.kv.kv_allocated_len - num_slots for req in self._reqs]
@@ -317,8 +310,7 @@ def both_ways(chunk: DraftChunk, graphs: BlockGraphs) -> tuple[Run, Run]:
     """One block of a chunk's requests, as a graph and in pieces: functions that return the rows'
     logits, and with a head what it reads, and in how many requests it proposes the same first
     token in the graph as in pieces, twice that part, 1 at most."""
-    settings = (chunk.model, chunk.kind, chunk.batch, chunk.indices)
-    blocks = _Blocks(*settings, is_masked=chunk.is_masked)
+    blocks = _Blocks(chunk.model, chunk.kind, chunk.batch, chunk.indices)
     state, (span,), head = blocks.known_state(), blocks.spans, chunk.model.head
 
     def replayed() -> Rows:
