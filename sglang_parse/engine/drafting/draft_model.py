@@ -236,16 +236,15 @@ class DraftModel(EagleDraftWorkerBase):
         Returns:
             Logits [len(reqs), vocab] of the last ones.
         """
-        lens = [end - start for start, end in zip(starts, ends, strict=True)]
-        ids: list[int] = []
-        positions: list[int] = []
-        owners: list[int] = []
-        for req, start, end in zip(reqs, starts, ends, strict=True):
-            ids += sequence_slice(req, start, end, req.parse_state.draft.token_ids)
-            positions += range(start, end)
-            owners += [req.kv.req_pool_idx] * (end - start)
+        spans = [*zip(reqs, starts, ends, strict=True)]
+        lens, pools = (
+            [end - start for _, start, end in spans],
+            [req.kv.req_pool_idx for req in reqs],
+        )
+        ids = [token for span in spans for token in tokens_of(*span)]
+        positions = [position for _, *span in spans for position in range(*span)]
+        owners = [pool for pool, length in zip(pools, lens, strict=True) for _ in range(length)]
         tokens = on_device([ids, positions, owners], self.device)
-        pools = [req.kv.req_pool_idx for req in reqs]
         first_rows = [sum(lens[:i]) for i in range(len(lens))]
         numbers = on_device([pools, ends, starts, lens, first_rows], self.device)
         forward_batch = new_batch(
@@ -263,7 +262,7 @@ class DraftModel(EagleDraftWorkerBase):
         before = copy.copy(forward_batch) if self.head else None
         output = self._run_prefill(forward_batch)
         if self.head is not None:
-            following = on_device(_following(reqs, starts, ends), self.device)
+            following = on_device(_following(spans), self.device)
             self.head.extend(before, following, output.hidden_states)
         return output.next_token_logits
 
@@ -286,11 +285,16 @@ def _mask_from(num_ids: int, _: Any, __: Any, output: LogitsProcessorOutput) -> 
         output.next_token_logits[:, num_ids:] = float("-inf")
 
 
-def _following(reqs: Sequence[Req], starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+def tokens_of(req: Req, start: int, end: int) -> list[int]:
+    """Token ids [start, end) of its prompt, output and draft."""
+    return sequence_slice(req, start, end, req.parse_state.draft.token_ids)
+
+
+def _following(spans: Sequence[tuple[Req, int, int]]) -> list[int]:
     """The token after each of the tokens [start, end) of each request; 0 after a prompt whose
     answer has not begun."""
     found: list[int] = []
-    for req, start, end in zip(reqs, starts, ends, strict=True):
-        known = sequence_slice(req, start + 1, end + 1, req.parse_state.draft.token_ids)
+    for req, start, end in spans:
+        known = tokens_of(req, start + 1, end + 1)
         found += [*known, *[0] * (end - start - len(known))]
     return found

@@ -40,14 +40,14 @@ from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.drafting.batches import block_batch
 from sglang_parse.engine.drafting.block_graphs import BlockGraphs
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
-from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.drafting.draft_model import DraftModel, tokens_of
 from sglang_parse.engine.drafting.draft_prefill import kv_len, prefill_up_to
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.forward import max_logits_rows
 from sglang_parse.engine.logits.adjust import adjust
 from sglang_parse.engine.logits.levels import levels_of
 from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows
-from sglang_parse.engine.requests import is_adjusted, sequence_slice
+from sglang_parse.engine.requests import is_adjusted
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 BLOCKS_AHEAD = 2
@@ -177,7 +177,7 @@ class _Blocks:
         num_masks, known, marks = self._kind.size - 1, [], []
         spans = zip(self._reqs, self._fill_gaps(), self._starts, strict=True)
         for place, (req, start, end) in enumerate(spans):
-            first, *text = _tokens(req, start, end + 1)
+            first, *text = tokens_of(req, start, end + 1)
             self._num_known[place] = len(text)
             candidates = [*text, *req.parse_state.draft.candidates][:num_masks]
             padded = [*candidates, *[self._model.mask_id] * (num_masks - len(candidates))]
@@ -330,7 +330,3 @@ def both_ways(chunk: DraftChunk, graphs: BlockGraphs) -> tuple[Run, Run]:
         return output.next_token_logits, output.hidden_states, same
 
     return replayed, in_pieces
-
-
-def _tokens(req: Req, start: int, end: int) -> list[int]:
-    return sequence_slice(req, start, end, req.parse_state.draft.token_ids)
