@@ -237,14 +237,14 @@ class DraftModel(EagleDraftWorkerBase):
             Logits [len(reqs), vocab] of the last ones.
         """
         spans = [*zip(reqs, starts, ends, strict=True)]
-        lens, pools = (
-            [end - start for _, start, end in spans],
-            [req.kv.req_pool_idx for req in reqs],
-        )
-        ids = [token for span in spans for token in tokens_of(*span)]
-        positions = [position for _, *span in spans for position in range(*span)]
-        owners = [pool for pool, length in zip(pools, lens, strict=True) for _ in range(length)]
+        ids, positions, owners, lens = list[int](), list[int](), list[int](), list[int]()
+        for req, start, end in spans:
+            ids += tokens_of(req, start, end)
+            positions += range(start, end)
+            owners += [req.kv.req_pool_idx] * (end - start)
+            lens.append(end - start)
         tokens = on_device([ids, positions, owners], self.device)
+        pools = [req.kv.req_pool_idx for req in reqs]
         first_rows = [sum(lens[:i]) for i in range(len(lens))]
         numbers = on_device([pools, ends, starts, lens, first_rows], self.device)
         forward_batch = new_batch(
