@@ -80,7 +80,7 @@ def build_engine(
     controller = _controller(config, args, max_question_len, parallel.kinds)
     certified = certified_server(args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
-    eagle = EagleDecoder(*models, config, guard) if config.proposer else None
+    eagle = EagleDecoder(config, guard, *models) if config.proposer else None
     captured = _captured_layers(config, target.runner, eagle)
     judge = _judge(config, question, tokenizer, counters, certified, captured, target)
     drafter = Drafter(draft, controller.blocks, config.draft_tokens) if draft else None
@@ -127,13 +127,13 @@ def build_sources(
     question = judge.question if judge and not config.scores_tokens else None
     parts = TextParts(config, controller, incoming, segments, question.max_len if question else 0)
     sources: list[Source] = [PredictionSource(parts)]
-    if max_answers := config.max_reused_answers:
-        sources.append(AnswerSource(max_answers, parts, shares_unscoped=config.shares_unscoped))
+    if config.max_reused_answers:
+        sources.append(AnswerSource(parts))
     if config.draft_url:
         if client is None and encoder is not None:
             codec = encoder.decode, encoder.encode_after
             client = EndpointClient(config.draft_url, *codec, config.draft_timeout)
-        sources.append(EndpointSource(client, config.draft_timeout, counters, parts))
+        sources.append(EndpointSource(client, counters, parts))
     sources.append(PromptSource(parts))
     if drafter is not None:
         sources.append(DraftModelSource(controller))

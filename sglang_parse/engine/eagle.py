@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
@@ -60,6 +59,7 @@ class EagleDecoder(EagleHead):
 
     Args:
         guard: contains exceptions of its forwards.
+        models: the first arguments of ``EagleHead``.
 
     Attributes:
         name: in logs.
@@ -68,16 +68,8 @@ class EagleDecoder(EagleHead):
 
     columns: torch.Tensor | None = None
 
-    def __init__(
-        self,
-        server_args: Any,
-        gpu_id: int,
-        nccl_port: int,
-        target_worker: TpModelWorker,
-        config: ParseConfig,
-        guard: DraftGuard,
-    ) -> None:
-        is_mtp, models = config.proposer == MTP, (server_args, gpu_id, nccl_port, target_worker)
+    def __init__(self, config: ParseConfig, guard: DraftGuard, *models: Any) -> None:
+        is_mtp = config.proposer == MTP
         path, kind = (config.mtp_path, "EAGLE") if is_mtp else (config.eagle3_path, "EAGLE3")
         super().__init__(*models, path, SpeculativeAlgorithm.from_string(kind))
         self._guard, self.name = guard, MTP_LAYER if is_mtp else EAGLE_HEAD

@@ -103,7 +103,10 @@ class DraftModel(EagleDraftWorkerBase):
 
     kv: DraftKvMarks
     head: DraftHead | None = None
-    is_masked = plans_on_device = False
+    block_kinds: Sequence[BlockKind] = ()
+    prefill_graphs: Sequence[PassGraphs] = ()
+    graph_reqs = mask_id = 0
+    replays = is_masked = plans_on_device = False
 
     def __init__(
         self,
@@ -134,12 +137,7 @@ class DraftModel(EagleDraftWorkerBase):
         self.draft_runner = self.draft_worker.model_runner
         self.device = self.draft_runner.device
         self.runs_ahead = self.device != "cpu"
-        self.graph_reqs = 0
-        self.replays = False
-        self.block_kinds: Sequence[BlockKind] = ()
-        self.mask_id = 0
         self.block_graphs: dict[BlockKind, BlockGraphs] = {}
-        self.prefill_graphs: Sequence[PassGraphs] = ()
 
     def keep_within(self, num_ids: int) -> None:
         """Proposes no token from ``num_ids`` on: padding of embeddings, of which the target's has

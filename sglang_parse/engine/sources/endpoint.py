@@ -46,19 +46,12 @@ class EndpointSource(TextSource):
 
     Args:
         client: asks it; None on ranks that are told by rank 0.
-        timeout_s: most seconds that a request waits for text.
         counters: the process's counters.
     """
 
-    def __init__(
-        self,
-        client: EndpointClient | None,
-        timeout_s: float,
-        counters: Counters,
-        parts: TextParts,
-    ) -> None:
+    def __init__(self, client: EndpointClient | None, counters: Counters, parts: TextParts) -> None:
         super().__init__(ENDPOINT, parts)
-        self._client, self._timeout_s, self._counters = client, timeout_s, counters
+        self._client, self._counters = client, counters
         # Without a password, if the URL has one.
         self._host = urlsplit(self._config.draft_url).netloc.rpartition("@")[2]
         self._pause = self._num_faults = self._num_late = 0
@@ -166,8 +159,8 @@ class EndpointSource(TextSource):
         waited_s = now - stream.waits_since if waits else 0.0
         token_ids, changed = stream.take()
         fault, is_late = (stream.fault, stream.is_late) if is_complete else ("", False)
-        if not token_ids and not is_complete and waited_s > self._timeout_s:
-            fault, is_late = f"no text within {self._timeout_s:g} s", True
+        if not token_ids and not is_complete and waited_s > self._config.draft_timeout:
+            fault, is_late = f"no text within {self._config.draft_timeout:g} s", True
         self._num_late = 0 if token_ids else self._num_late + is_late
         pauses = not stream.is_refused and (not is_late or self._num_late >= MAX_LATE)
         return News(
