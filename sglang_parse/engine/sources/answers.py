@@ -24,11 +24,8 @@ class AnswerSource(TextSource):
         accepts beyond what the server does is its client's own."""
         names = (req.extra_key, req.cache_salt)
         is_strict = not any(options.looser_than(self._config).values())
-        if (
-            (any(names) or self._config.shares_unscoped)
-            and is_strict
-            and not req.parse_policy.is_plain
-        ):
+        is_shared = any(names) or self._config.shares_unscoped
+        if is_shared and is_strict and not req.parse_policy.is_plain:
             req.parse_incoming[self.name] = (*names, req.lora_id)
 
     def begin(self, req: Req) -> None:
