@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from sglang_parse.core.loss import Budget
 from sglang_parse.core.policy.texts import TextLength
+from sglang_parse.core.prompt_match import KNOWN
 from sglang_parse.core.round import Round
 
 MATCHES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 97, 193)
@@ -49,10 +50,18 @@ class CopyStats:
 
 
 class CopyLength(TextLength):
-    """Chooses the lengths of one request's copies by what the server knows, its ``stats``."""
+    """Chooses the lengths of one request's copies.
 
-    def __init__(self, stats: CopyStats, budget: Budget) -> None:
+    Args:
+        stats: what the server knows.
+        budget: of the request, for all of its texts.
+        probe_tokens: where nothing is timed, or drafts are asked for, the shortest length of known
+            places: constants choose, alike in every run; 0 where expectations do.
+    """
+
+    def __init__(self, stats: CopyStats, budget: Budget, probe_tokens: int = 0) -> None:
         self.net_loss, self._budget, self._stats = 0.0, budget, stats
+        self._probe_tokens = probe_tokens
         self._waited = 0.0  # the last charge for a step that waited
         self._hits, self._expected = [0.0] * 4, [0.0] * 4  # by group, of this request
 
@@ -67,6 +76,8 @@ class CopyLength(TextLength):
     ) -> int:
         """See ``TextLength.choose``; copies have no segments: every token is verified."""
         del ends
+        if self._probe_tokens:
+            return min(limit, max(self._probe_tokens, 2 * match_len)) if match_len >= KNOWN else 0
         left, chances = self.left(num_written), self._chances()
         best, best_speed = 0, MIN_SPEEDUP * rival
         num, reach, mean = 0, 1.0, 0.0

@@ -16,7 +16,7 @@ class Notes:
     """Notes about one request. Each is written by the module that it names.
 
     Attributes:
-        eagle: what the EAGLE-3 head or MTP layer continues from (``engine.eagle.EagleState``).
+        eagle: what the EAGLE-3 head or MTP layer continues from (SGLang's ``EagleDraftInput``).
         grammar: what a constrained request may choose (``engine.logits.grammar.GrammarWalk``).
         output_counts: how often each token is in its output, if that is penalized, and in how many
             of its tokens (``engine.logits.adjust``).

@@ -16,7 +16,6 @@ from sglang_parse.core.block import BlockKind
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.policy.controller import Controller
-from sglang_parse.core.policy.costs import BlockChoice
 from sglang_parse.core.policy.limits import Limits
 from sglang_parse.core.question import Question
 from sglang_parse.core.segment import Segmenter
@@ -81,11 +80,10 @@ def build_engine(
     controller = _controller(config, args, max_question_len, parallel.kinds)
     certified = certified_server(args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
-    eagle = EagleDecoder(*models, config, guard) if config.proposer else None
+    eagle = EagleDecoder(config, guard, *models) if config.proposer else None
     captured = _captured_layers(config, target.runner, eagle)
     judge = _judge(config, question, tokenizer, counters, certified, captured, target)
-    is_block = parallel.size > 1
-    drafter = _drafter(config, args, draft, controller.blocks, is_block) if draft else None
+    drafter = Drafter(draft, controller.blocks, config.draft_tokens) if draft else None
     context_len = target.runner.model_config.context_len
     encoder = TextEncoder(tokenizer, context_len) if is_first_rank() else None
     sources = build_sources(config, controller, judge, counters, encoder, drafter, eagle)
@@ -103,18 +101,6 @@ def build_engine(
         counters=counters,
         certified=certified,
         layout=layout,
-    )
-
-
-def _drafter(
-    config: ParseConfig, server_args: Any, draft: DraftModel, blocks: BlockChoice, is_block: bool
-) -> Drafter:
-    return Drafter(
-        draft,
-        blocks,
-        is_masked=is_block and checks.block_layout(server_args, config) == MASK,
-        plans_on_device=is_block and SUPPORT[checks.draft_attention(server_args)].plans_on_device,
-        draft_tokens=config.draft_tokens,
     )
 
 
@@ -141,13 +127,13 @@ def build_sources(
     question = judge.question if judge and not config.scores_tokens else None
     parts = TextParts(config, controller, incoming, segments, question.max_len if question else 0)
     sources: list[Source] = [PredictionSource(parts)]
-    if max_answers := config.max_reused_answers:
-        sources.append(AnswerSource(max_answers, parts, shares_unscoped=config.shares_unscoped))
+    if config.max_reused_answers:
+        sources.append(AnswerSource(parts))
     if config.draft_url:
         if client is None and encoder is not None:
             codec = encoder.decode, encoder.encode_after
             client = EndpointClient(config.draft_url, *codec, config.draft_timeout)
-        sources.append(EndpointSource(client, config.draft_timeout, counters, parts))
+        sources.append(EndpointSource(client, counters, parts))
     sources.append(PromptSource(parts))
     if drafter is not None:
         sources.append(DraftModelSource(controller))
@@ -248,6 +234,8 @@ def _draft_model(
     parallel = parallel_draft(config, draft.draft_runner.model_config)
     draft.mask_id, draft.block_kinds = parallel.mask_id, parallel.kinds
     if parallel.size > 1:
+        draft.is_masked = checks.block_layout(server_args, config) == MASK
+        draft.plans_on_device = SUPPORT[checks.draft_attention(server_args)].plans_on_device
         logger.info(
             "PARSE: tokens that the draft model writes per forward: %s%s",
             parallel,

@@ -25,13 +25,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
@@ -51,34 +49,9 @@ from sglang_parse.engine.verify import TargetResult
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class EagleState:
-    """Output of the head at a request's last position with KV; its next proposal starts there.
-
-    Attributes:
-        topk_p, topk_index: [1, 1] its first proposed token, in its own vocabulary.
-        hidden: [1, hidden size] its hidden state.
-    """
-
-    topk_p: torch.Tensor
-    topk_index: torch.Tensor
-    hidden: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class HeadExtend:
-    """Output tokens of one request.
-
-    Attributes:
-        index: the request's, in the scheduler's batch.
-        token_ids: [n >= 1] the tokens.
-        hidden: [>= n, width] the target's hidden states of its rows; the first n led to the tokens.
-    """
-
-    index: int
-    token_ids: Sequence[int]
-    hidden: torch.Tensor
+Rows = Mapping[int, torch.Tensor]
+"""Index of a request in the scheduler's batch -> [>= n, width] the target's hidden states of its
+rows; the first n led to its n output tokens."""
 
 
 class EagleDecoder(EagleHead):
@@ -86,6 +59,7 @@ class EagleDecoder(EagleHead):
 
     Args:
         guard: contains exceptions of its forwards.
+        models: the first arguments of ``EagleHead``.
 
     Attributes:
         name: in logs.
@@ -94,16 +68,8 @@ class EagleDecoder(EagleHead):
 
     columns: torch.Tensor | None = None
 
-    def __init__(
-        self,
-        server_args: Any,
-        gpu_id: int,
-        nccl_port: int,
-        target_worker: TpModelWorker,
-        config: ParseConfig,
-        guard: DraftGuard,
-    ) -> None:
-        is_mtp, models = config.proposer == MTP, (server_args, gpu_id, nccl_port, target_worker)
+    def __init__(self, config: ParseConfig, guard: DraftGuard, *models: Any) -> None:
+        is_mtp = config.proposer == MTP
         path, kind = (config.mtp_path, "EAGLE") if is_mtp else (config.eagle3_path, "EAGLE3")
         super().__init__(*models, path, SpeculativeAlgorithm.from_string(kind))
         self._guard, self.name = guard, MTP_LAYER if is_mtp else EAGLE_HEAD
@@ -170,26 +136,22 @@ class EagleDecoder(EagleHead):
             results: of the target forward.
             emitted: per request of the batch its output tokens.
         """
-        accepted = [
-            HeadExtend(
-                result.index,
-                emitted[result.index],
-                self._rows_of(result, result.hidden, len(emitted[result.index])),
-            )
+        rows = {
+            result.index: self._rows_of(result, result.hidden, len(emitted[result.index]))
             for result in results
             if result.hidden is not None
             and emitted[result.index]
             and batch.reqs[result.index].parse_state.policy.uses_eagle
-        ]
-        if not accepted:
+        }
+        if not rows:
             return
-        reqs = [batch.reqs[part.index] for part in accepted]
+        reqs, lens = [batch.reqs[i] for i in rows], [len(emitted[i]) for i in rows]
         for req in reqs:
             req.parse_state.notes.eagle = None  # until the forward below has succeeded
         with self._guard.contain(reqs, model=self.name):
-            is_fixed = all(len(part.hidden) == self._chain_rows for part in accepted)
+            is_fixed = all(len(hidden) == self._chain_rows for hidden in rows.values())
             extend = self._extend_fixed if is_fixed else self._extend_ragged
-            self._store(reqs, extend(batch, reqs, accepted))
+            self._store(reqs, extend(batch, rows, lens))
 
     def _columns_of(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden if self.columns is None else hidden[:, self.columns]
@@ -203,23 +165,22 @@ class EagleDecoder(EagleHead):
         hidden = hidden[:num_rows]
         return torch.nn.functional.pad(hidden, (0, 0, 0, num_rows - len(hidden)))
 
-    def _extend_fixed(
-        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[HeadExtend]
-    ) -> Any:
-        """Covers all rows of whole proposals: the same number per request, all with slots."""
-        num_rows, lens = self._chain_rows, [len(part.token_ids) for part in accepted]
+    def _extend_fixed(self, batch: ScheduleBatch, rows: Rows, lens: Sequence[int]) -> Any:
+        """Covers all rows of whole proposals: the same number per request, all with slots.
+
+        Args:
+            lens: the requests' output tokens.
+        """
+        num_rows, reqs = self._chain_rows, [batch.reqs[i] for i in rows]
         starts = [req.parse_state.committed_len - n for req, n in zip(reqs, lens, strict=True)]
-        ids = [
-            token
-            for part, length in zip(accepted, lens, strict=True)
-            for token in (*part.token_ids, *[0] * (num_rows - length))
-        ]
+        tokens = [req.parse_state.output_ids[-n:] for req, n in zip(reqs, lens, strict=True)]
+        ids = [token for some in tokens for token in (*some, *[0] * (num_rows - len(some)))]
         last_rows = [i * num_rows + length - 1 for i, length in enumerate(lens)]
-        view = select_requests(batch, [part.index for part in accepted], starts, None)
+        view = select_requests(batch, [*rows], starts, None)
         view.out_cache_loc = slots_of(batch, reqs, [(at, at + num_rows) for at in starts])
         view.spec_algorithm = self.algorithm
         num_kept = on_device(lens, batch.device, torch.int32)
-        hidden = self._columns_of(torch.cat([part.hidden for part in accepted]))
+        hidden = self._columns_of(torch.cat([*rows.values()]))
         output = EagleDraftInput()
         result = GenerationBatchResult(
             logits_output=LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden),
@@ -237,23 +198,15 @@ class EagleDecoder(EagleHead):
         output.hidden_states = output.hidden_states.clone()
         return output
 
-    def _extend_ragged(
-        self, batch: ScheduleBatch, reqs: Sequence[Req], accepted: Sequence[HeadExtend]
-    ) -> Any:
+    def _extend_ragged(self, batch: ScheduleBatch, rows: Rows, lens: Sequence[int]) -> Any:
         """Covers the output tokens only, any number per request."""
-        lens = [len(part.token_ids) for part in accepted]
+        reqs = [batch.reqs[i] for i in rows]
         ends = [req.parse_state.committed_len for req in reqs]
         starts = [end - length for end, length in zip(ends, lens, strict=True)]
         # The tokens at these positions; SGLang shifts them by one for the head.
-        ids = [
-            token
-            for req, part in zip(reqs, accepted, strict=True)
-            for token in (
-                req.parse_state.output_ids[-len(part.token_ids) - 1],
-                *part.token_ids[:-1],
-            )
-        ]
-        view = select_requests(batch, [part.index for part in accepted], ends, ids)
+        tokens = [req.parse_state.output_ids[-n - 1 :] for req, n in zip(reqs, lens, strict=True)]
+        ids = [token for some in tokens for token in some[:-1]]
+        view = select_requests(batch, [*rows], ends, ids)
         view.out_cache_loc = slots_of(batch, reqs, zip(starts, ends, strict=True))
         view.spec_algorithm = self.algorithm
         view.forward_mode = ForwardMode.EXTEND
@@ -261,8 +214,8 @@ class EagleDecoder(EagleHead):
         view.extend_num_tokens = sum(lens)
         view.extend_logprob_start_lens = lens
         view.chunked_req_next_prompt_token = None
-        last = on_device([part.token_ids[-1] for part in accepted], batch.device)
-        hidden = torch.cat([part.hidden[: len(part.token_ids)] for part in accepted])
+        last = on_device([some[-1] for some in tokens], batch.device)
+        hidden = torch.cat([part[:n] for part, n in zip(rows.values(), lens, strict=True)])
         return self._extend(view, self._columns_of(hidden), last)
 
     def _extend(
@@ -272,12 +225,15 @@ class EagleDecoder(EagleHead):
             return self.worker._draft_extend_for_prefill(view, hidden, last_token_ids)
 
     def _store(self, reqs: Sequence[Req], output: Any) -> None:
-        """Stores the head's output with the requests that it proposes for."""
+        """Stores the head's output with the requests that it proposes for: at the last position
+        with KV, where the next proposal starts."""
         for i, req in enumerate(reqs):
             if req.parse_state.policy.proposer in PROPOSERS:
                 place = slice(i, i + 1)
-                req.parse_state.notes.eagle = EagleState(
-                    output.topk_p[place], output.topk_index[place], output.hidden_states[place]
+                req.parse_state.notes.eagle = EagleDraftInput(
+                    topk_p=output.topk_p[place],
+                    topk_index=output.topk_index[place],
+                    hidden_states=output.hidden_states[place],
                 )
 
     def propose(self, batch: ScheduleBatch, indices: Sequence[int]) -> Sequence[Sequence[int]]:
@@ -305,7 +261,7 @@ class EagleDecoder(EagleHead):
         view.spec_info = EagleDraftInput(
             topk_p=torch.cat([state.topk_p for state in states]),
             topk_index=torch.cat([state.topk_index for state in states]),
-            hidden_states=torch.cat([state.hidden for state in states]),
+            hidden_states=torch.cat([state.hidden_states for state in states]),
             bonus_tokens=on_device(
                 [req.parse_state.output_ids[-1] for req in reqs], batch.device, torch.int32
             ),

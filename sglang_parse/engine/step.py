@@ -21,7 +21,7 @@ from typing import Any
 from sglang_parse.core.phases import Action
 from sglang_parse.core.round import Round
 from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
-from sglang_parse.engine.drafting.draft_prefill import is_prefilled
+from sglang_parse.engine.drafting.draft_prefill import is_prefilled, prefill_missing
 from sglang_parse.engine.drafting.drafter import Drafter
 from sglang_parse.engine.faults import end_request
 from sglang_parse.engine.logits.logprobs import TokenLogprobs
@@ -98,7 +98,7 @@ class Step:
         reqs, engine = self._reqs(indices), self.engine
         with engine.draft_guard.contain(reqs):
             with engine.timer.start() as watch:
-                num_prefilled = drafter.prefill_missing(reqs)
+                num_prefilled = prefill_missing(drafter.model, reqs)
             if any(num_prefilled):
                 engine.timer.draft_prefill(watch, reqs, num_prefilled)
             return [i for i, req in zip(indices, reqs, strict=True) if is_prefilled(req)]

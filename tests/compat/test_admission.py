@@ -101,7 +101,7 @@ def test_who_accepts_more_than_the_server_shares_no_answers(options: dict[str, A
     req.parse_policy, req.parse_incoming = policy_for(engine_of("question"), req, given), {}
     req.cache_salt = "tenant"
     parts = TextParts(ASKS, Controller(), IncomingTexts(None, Counters()))
-    AnswerSource(9, parts, shares_unscoped=False).receive(req, given)
+    AnswerSource(parts).receive(req, given)
     assert (ANSWERS in req.parse_incoming) == shares
 
 

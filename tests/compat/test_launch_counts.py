@@ -448,12 +448,12 @@ def test_what_drafts_begin_with(count: Count, cached: int, monkeypatch: Any):
         req.parse_state.draft_kv_found = False
     reqs[3].cached_tokens = cached
     batch, engine = drafting_batch(*reqs)
-    found = count(lambda: engine.drafter.prefill_missing(batch.reqs))
+    found = count(lambda: draft_prefill.prefill_missing(engine.drafter.model, batch.reqs))
     assert found.forwards == {"EXTEND": 1}
     assert found.waits == (cached > 0)
     # SGLang has not processed the prefill: these slots may be replaced by others' without draft KV.
     assert not any(req.parse_state.draft_kv_found for req in reqs)
-    assert count(lambda: engine.drafter.prefill_missing(batch.reqs)).waits == 1
+    assert count(lambda: draft_prefill.prefill_missing(engine.drafter.model, batch.reqs)).waits == 1
 
 
 def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: Any):
@@ -468,7 +468,7 @@ def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: 
     read = []
 
     def until_all_draft() -> None:
-        while any(counts := engine.drafter.prefill_missing(batch.reqs)):
+        while any(counts := draft_prefill.prefill_missing(engine.drafter.model, batch.reqs)):
             read.append(counts)
 
     found = count(until_all_draft)

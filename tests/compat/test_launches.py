@@ -426,5 +426,6 @@ def test_a_head_follows_what_was_written(
     first, untouched, last = (req.parse_state.notes.eagle for req in batch.reqs)
     assert untouched is None
     for state in (first, last):
-        assert {part.device for part in (state.topk_p, state.topk_index, state.hidden)} == {GPU}
-        assert (len(state.topk_index), state.hidden.shape) == (1, (1, 16))
+        parts = (state.topk_p, state.topk_index, state.hidden_states)
+        assert {part.device for part in parts} == {GPU}
+        assert (len(state.topk_index), state.hidden_states.shape) == (1, (1, 16))

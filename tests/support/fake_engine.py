@@ -295,6 +295,8 @@ def engine_for(
         block_graphs={},
         prefill_graphs=[],
         mask_id=VOCAB - 1,
+        is_masked=is_masked,
+        plans_on_device=plans_on_device,
         req_to_token=table,
         kv=DraftKvMarks(table, len(batch.reqs) * WIDTH),
     )
@@ -304,13 +306,7 @@ def engine_for(
     controller = Controller(kinds=kinds)
     return Engine(
         config=config,
-        drafter=Drafter(
-            draft,
-            controller.blocks,
-            is_masked=is_masked,
-            plans_on_device=plans_on_device,
-            draft_tokens=config.draft_tokens,
-        ),
+        drafter=Drafter(draft, controller.blocks, config.draft_tokens),
         draft_guard=DraftGuard(1),
         eagle=None,
         judge=None,

@@ -1,12 +1,11 @@
 """Drafting: everything the draft model does. The engine holds one ``drafter.Drafter``:
 
-    drafter.prefill_missing(reqs)            compute draft KV that requests lack before they draft
+    draft_prefill.prefill_missing(model, reqs)     compute draft KV that requests lack
     draft_prefill.is_prefilled(req)          whether that is done
     chunk = drafter.start(batch, rows, before)     choose blocks for these requests
     chunk.launch(num_tokens, before)         launch forwards; on a CPU, wait for them
     chunk.can_follow(reqs)                   whether the next chunk may be launched before ``wait``
     chunk.wait(leave=0)                      wait for the tokens and add them to the drafts
-    chunk.kind, rows, num_forwards, tokens_per_request, finished     what it was
     drafter.model.kv                         marks of slots with draft KV: ``clear``, ``settle``
 
 Modules, callers first:

@@ -181,9 +181,6 @@ class BlockGraphs(WideGraphs):
 
     # -- replay -----------------------------------------------------------------
 
-    def fits(self, num_reqs: int) -> bool:
-        return num_reqs <= self.max_bs
-
     def run(
         self, state: ChainState, pools: torch.Tensor, limits: torch.Tensor
     ) -> tuple[ChainState, torch.Tensor]:

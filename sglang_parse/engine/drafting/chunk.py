@@ -50,7 +50,6 @@ class DraftChunk(ABC):
         runs_ahead: launch all forwards before waiting for the first.
         tokens_per_forward: draft tokens that a forward adds to a draft that is not over, as far as
             known.
-        is_masked: run a block's masks after every row in the layout ``mask``, else in ``alias``.
 
     Attributes:
         num_forwards: forwards launched.
@@ -72,7 +71,6 @@ class DraftChunk(ABC):
         draft_tokens: int,
         runs_ahead: bool,
         tokens_per_forward: float = 0.0,
-        is_masked: bool = False,
     ) -> None:
         self.model, self.kind, self.batch, self.indices = model, kind, batch, tuple(indices)
         # Half of a block, until one was seen: a kind's first chunk tells what more bring, too.
@@ -80,7 +78,6 @@ class DraftChunk(ABC):
         self.num_forwards = self.probe_tokens = 0
         self.finished: list[int] = []
         self._draft_tokens, self._runs_ahead = draft_tokens, runs_ahead
-        self.is_masked = is_masked
         self._in_flight: deque[tuple[Sequence[int], HostCopy]] = deque()
         self._num_added = 0
 
@@ -156,7 +153,8 @@ class DraftChunk(ABC):
     def _looks(self, reqs: Sequence[Req]) -> bool:
         """Whether the host looks at each forward's tokens: always where it does not run ahead, and
         where drafts may end in doubt."""
-        return not self._runs_ahead or any(map(may_doubt, reqs))
+        plans = [req.parse_state.plan for req in reqs]
+        return not self._runs_ahead or any(plan is not None and plan.doubt for plan in plans)
 
     def _goes_on(self, reqs: Sequence[Req], before: DraftChunk | None) -> bool:
         """Whether another forward of ``reqs`` is worth it, as far as known; one runs meanwhile
@@ -244,12 +242,6 @@ class DraftChunk(ABC):
 
 def is_drafting(req: Req) -> bool:
     return req.parse_state.phase is Phase.DRAFTING and not req.parse_state.fault
-
-
-def may_doubt(req: Req) -> bool:
-    """Whether its draft may end in doubt."""
-    plan = req.parse_state.plan
-    return plan is not None and plan.doubt is not None
 
 
 def adjusted_rows(

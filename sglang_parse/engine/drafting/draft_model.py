@@ -94,6 +94,8 @@ class DraftModel(EagleDraftWorkerBase):
         kv: marks of the slots with draft KV; made with the memory pool.
         block_kinds, mask_id: the kinds of its blocks, and the mask token; set before
             ``init_cuda_graphs``.
+        is_masked: blocks run masks after every row in the layout ``mask``, otherwise in ``alias``.
+        plans_on_device: whether attention plans a block from lengths on the device.
         prefill_graphs, block_graphs: CUDA graphs, smallest first, and by kind.
         head: the EAGLE-3 head that proposes its blocks' candidates; every forward that writes the
             draft model's KV writes the head's, too.
@@ -101,6 +103,10 @@ class DraftModel(EagleDraftWorkerBase):
 
     kv: DraftKvMarks
     head: DraftHead | None = None
+    block_kinds: Sequence[BlockKind] = ()
+    prefill_graphs: Sequence[PassGraphs] = ()
+    graph_reqs = mask_id = 0
+    replays = is_masked = plans_on_device = False
 
     def __init__(
         self,
@@ -131,12 +137,7 @@ class DraftModel(EagleDraftWorkerBase):
         self.draft_runner = self.draft_worker.model_runner
         self.device = self.draft_runner.device
         self.runs_ahead = self.device != "cpu"
-        self.graph_reqs = 0
-        self.replays = False
-        self.block_kinds: Sequence[BlockKind] = ()
-        self.mask_id = 0
         self.block_graphs: dict[BlockKind, BlockGraphs] = {}
-        self.prefill_graphs: Sequence[PassGraphs] = ()
 
     def keep_within(self, num_ids: int) -> None:
         """Proposes no token from ``num_ids`` on: padding of embeddings, of which the target's has
@@ -192,7 +193,7 @@ class DraftModel(EagleDraftWorkerBase):
     def graphs_of(self, kind: BlockKind, num_reqs: int) -> BlockGraphs | None:
         """The graphs of a kind of block, if one holds so many requests."""
         graphs = self.block_graphs.get(kind)
-        return graphs if graphs is not None and graphs.fits(num_reqs) else None
+        return graphs if graphs is not None and num_reqs <= graphs.max_bs else None
 
     def has_graph(self, kind: BlockKind, num_reqs: int) -> bool:
         """Whether a forward of so many requests of this kind is a replay."""
@@ -233,14 +234,13 @@ class DraftModel(EagleDraftWorkerBase):
         Returns:
             Logits [len(reqs), vocab] of the last ones.
         """
-        lens = [end - start for start, end in zip(starts, ends, strict=True)]
-        ids: list[int] = []
-        positions: list[int] = []
-        owners: list[int] = []
-        for req, start, end in zip(reqs, starts, ends, strict=True):
-            ids += sequence_slice(req, start, end, req.parse_state.draft.token_ids)
+        spans = [*zip(reqs, starts, ends, strict=True)]
+        ids, positions, owners, lens = list[int](), list[int](), list[int](), list[int]()
+        for req, start, end in spans:
+            ids += tokens_of(req, start, end)
             positions += range(start, end)
             owners += [req.kv.req_pool_idx] * (end - start)
+            lens.append(end - start)
         tokens = on_device([ids, positions, owners], self.device)
         pools = [req.kv.req_pool_idx for req in reqs]
         first_rows = [sum(lens[:i]) for i in range(len(lens))]
@@ -260,7 +260,7 @@ class DraftModel(EagleDraftWorkerBase):
         before = copy.copy(forward_batch) if self.head else None
         output = self._run_prefill(forward_batch)
         if self.head is not None:
-            following = on_device(_following(reqs, starts, ends), self.device)
+            following = on_device(_following(spans), self.device)
             self.head.extend(before, following, output.hidden_states)
         return output.next_token_logits
 
@@ -283,11 +283,16 @@ def _mask_from(num_ids: int, _: Any, __: Any, output: LogitsProcessorOutput) -> 
         output.next_token_logits[:, num_ids:] = float("-inf")
 
 
-def _following(reqs: Sequence[Req], starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+def tokens_of(req: Req, start: int, end: int) -> list[int]:
+    """Token ids [start, end) of its prompt, output and draft."""
+    return sequence_slice(req, start, end, req.parse_state.draft.token_ids)
+
+
+def _following(spans: Sequence[tuple[Req, int, int]]) -> list[int]:
     """The token after each of the tokens [start, end) of each request; 0 after a prompt whose
     answer has not begun."""
     found: list[int] = []
-    for req, start, end in zip(reqs, starts, ends, strict=True):
-        known = sequence_slice(req, start + 1, end + 1, req.parse_state.draft.token_ids)
+    for req, start, end in spans:
+        known = tokens_of(req, start + 1, end + 1)
         found += [*known, *[0] * (end - start - len(known))]
     return found

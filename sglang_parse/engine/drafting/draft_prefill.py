@@ -9,8 +9,7 @@ import torch
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows
-from sglang_parse.engine.drafting.draft_model import DecodeInputs, DraftModel
-from sglang_parse.engine.requests import sequence_slice
+from sglang_parse.engine.drafting.draft_model import DecodeInputs, DraftModel, tokens_of
 from sglang_parse.engine.sglang_types import Req
 
 MAX_STEPS = 3
@@ -95,19 +94,14 @@ def _decode_missing(
         for step in range(num_steps)
     ]
     known = [
-        [
-            sequence_slice(req, at, at + 1, req.parse_state.draft.token_ids)[0]
-            for req, at in zip(reqs, row, strict=True)
-        ]
+        [tokens_of(req, at, at + 1)[0] for req, at in zip(reqs, row, strict=True)]
         for row in positions
     ]
-    ids = on_device(known, model.device)
-    inputs = DecodeInputs.of(
-        model.req_to_token, reqs, [[at + 1 for at in row] for row in positions]
-    )
-    for step in range(num_steps - 1):
-        model.decode(inputs, step, ids[step])
-    return model.decode(inputs, num_steps - 1, ids[-1])
+    lengths = [[at + 1 for at in row] for row in positions]
+    inputs = DecodeInputs.of(model.req_to_token, reqs, lengths)
+    for step, ids in enumerate(on_device(known, model.device)):
+        logits = model.decode(inputs, step, ids)
+    return logits
 
 
 def _missing(state: RequestState) -> int:

@@ -10,11 +10,10 @@ from sglang_parse.core.block import BlockKind, Masks
 from sglang_parse.core.policy.costs import BlockChoice
 from sglang_parse.engine.drafting.chunk import DraftChunk
 from sglang_parse.engine.drafting.draft_model import DraftModel
-from sglang_parse.engine.drafting.draft_prefill import prefill_missing
 from sglang_parse.engine.drafting.parallel import ParallelChunk
 from sglang_parse.engine.drafting.token_by_token import TokenChunk
 from sglang_parse.engine.requests import is_adjusted
-from sglang_parse.engine.sglang_types import Req, ScheduleBatch
+from sglang_parse.engine.sglang_types import ScheduleBatch
 
 logger = logging.getLogger(__name__)
 
@@ -26,28 +25,13 @@ class Drafter:
     """Drafts for one server's requests.
 
     Args:
-        is_masked: run masks after every row in the layout ``mask``, otherwise in ``alias``.
-        plans_on_device: whether attention plans a forward from lengths on the device.
         draft_tokens: most tokens of any draft.
     """
 
-    def __init__(
-        self,
-        model: DraftModel,
-        blocks: BlockChoice,
-        *,
-        is_masked: bool,
-        plans_on_device: bool,
-        draft_tokens: int,
-    ) -> None:
-        self.model, self._blocks = model, blocks
-        self._is_masked, self._plans_on_device = is_masked, plans_on_device
-        self._draft_tokens = draft_tokens
+    def __init__(self, model: DraftModel, blocks: BlockChoice, draft_tokens: int) -> None:
+        self.model, self._blocks, self._draft_tokens = model, blocks, draft_tokens
         self._logged: BlockKind | None = None
         self._log_from = 0
-
-    def prefill_missing(self, reqs: Sequence[Req]) -> list[int]:
-        return prefill_missing(self.model, reqs)
 
     def start(
         self, batch: ScheduleBatch, indices: Sequence[int], before: DraftChunk | None = None
@@ -69,29 +53,21 @@ class Drafter:
         return chunk
 
     def chunk(self, kind: BlockKind, batch: ScheduleBatch, indices: Sequence[int]) -> DraftChunk:
-        runs_ahead, draft_tokens = self.model.runs_ahead, self._draft_tokens
-        if kind.masks is Masks.NONE:
-            return TokenChunk(
-                self.model,
-                kind,
-                batch,
-                indices,
-                draft_tokens=draft_tokens,
-                runs_ahead=runs_ahead,
-            )
-        # Adjustments of a block depend on the tokens and candidates before it.
-        is_any_adjusted = any(is_adjusted(batch.reqs[i]) for i in indices)
-        has_graph = self.model.graphs_of(kind, len(indices)) is not None
-        is_planned_on_device = self._plans_on_device or has_graph
-        return ParallelChunk(
-            self.model,
+        model, is_block = self.model, kind.masks is not Masks.NONE
+        runs_ahead = model.runs_ahead
+        if is_block:
+            is_planned = model.plans_on_device or model.has_graph(kind, len(indices))
+            # Adjustments of a block depend on the tokens and candidates before it.
+            is_any_adjusted = any(is_adjusted(batch.reqs[i]) for i in indices)
+            runs_ahead = runs_ahead and is_planned and not is_any_adjusted
+        return (ParallelChunk if is_block else TokenChunk)(
+            model,
             kind,
             batch,
             indices,
-            draft_tokens=draft_tokens,
-            runs_ahead=runs_ahead and is_planned_on_device and not is_any_adjusted,
+            draft_tokens=self._draft_tokens,
+            runs_ahead=runs_ahead,
             tokens_per_forward=self._blocks.costs[kind].tokens_per_forward,
-            is_masked=self._is_masked,
         )
 
     def _log_choice(self, num_requests: int) -> None:

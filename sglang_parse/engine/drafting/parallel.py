@@ -40,13 +40,13 @@ from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.drafting.batches import block_batch
 from sglang_parse.engine.drafting.block_graphs import BlockGraphs
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
-from sglang_parse.engine.drafting.draft_model import DraftModel
+from sglang_parse.engine.drafting.draft_model import DraftModel, tokens_of
 from sglang_parse.engine.drafting.draft_prefill import kv_len, prefill_up_to
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.forward import max_logits_rows
 from sglang_parse.engine.logits.adjust import adjust
 from sglang_parse.engine.logits.sampling import PreparedRows, levels_of, prepare_rows
-from sglang_parse.engine.requests import is_adjusted, sequence_slice
+from sglang_parse.engine.requests import is_adjusted
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 BLOCKS_AHEAD = 2
@@ -70,7 +70,7 @@ class ParallelChunk(DraftChunk):
         records: list[torch.Tensor] = []
         if blocks is None or blocks.indices != indices:
             state = before.state_of(reqs) if isinstance(before, ParallelChunk) else None
-            blocks = _Blocks(self.model, self.kind, self.batch, indices, is_masked=self.is_masked)
+            blocks = _Blocks(self.model, self.kind, self.batch, indices)
         else:  # the host has waited for the block before, and no draft has ended
             blocks.start_here()
         state = state or blocks.known_state()
@@ -133,17 +133,10 @@ class _Blocks:
 
     Args:
         indices: [n] the requests' indices of the batch.
-        is_masked: as for ``DraftChunk``.
     """
 
     def __init__(
-        self,
-        model: DraftModel,
-        kind: BlockKind,
-        batch: ScheduleBatch,
-        indices: Sequence[int],
-        *,
-        is_masked: bool,
+        self, model: DraftModel, kind: BlockKind, batch: ScheduleBatch, indices: Sequence[int]
     ) -> None:
         self._model, self._kind = model, kind
         self._batch, self.indices, device = batch, indices, batch.device
@@ -151,7 +144,7 @@ class _Blocks:
         self._graphs = model.graphs_of(kind, len(indices))
         self._wide = kind.rows(0)
         self._width = width = self._wide.num_rows
-        self._has_mask = is_masked and not self._wide.is_causal
+        self._has_mask = model.is_masked and not self._wide.is_causal
         self.start_here()
         num_slots = 1 + kind.lookahead_rows
         self._limits_cpu = [req.kv.kv_allocated_len - num_slots for req in self._reqs]
@@ -183,7 +176,7 @@ class _Blocks:
         num_masks, known, marks = self._kind.size - 1, [], []
         spans = zip(self._reqs, self._fill_gaps(), self._starts, strict=True)
         for place, (req, start, end) in enumerate(spans):
-            first, *text = _tokens(req, start, end + 1)
+            first, *text = tokens_of(req, start, end + 1)
             self._num_known[place] = len(text)
             candidates = [*text, *req.parse_state.draft.candidates][:num_masks]
             padded = [*candidates, *[self._model.mask_id] * (num_masks - len(candidates))]
@@ -316,8 +309,7 @@ def both_ways(chunk: DraftChunk, graphs: BlockGraphs) -> tuple[Run, Run]:
     """One block of a chunk's requests, as a graph and in pieces: functions that return the rows'
     logits, and with a head what it reads, and in how many requests it proposes the same first
     token in the graph as in pieces, twice that part, 1 at most."""
-    settings = (chunk.model, chunk.kind, chunk.batch, chunk.indices)
-    blocks = _Blocks(*settings, is_masked=chunk.is_masked)
+    blocks = _Blocks(chunk.model, chunk.kind, chunk.batch, chunk.indices)
     state, (span,), head = blocks.known_state(), blocks.spans, chunk.model.head
 
     def replayed() -> Rows:
@@ -337,7 +329,3 @@ def both_ways(chunk: DraftChunk, graphs: BlockGraphs) -> tuple[Run, Run]:
         return output.next_token_logits, output.hidden_states, same
 
     return replayed, in_pieces
-
-
-def _tokens(req: Req, start: int, end: int) -> list[int]:
-    return sequence_slice(req, start, end, req.parse_state.draft.token_ids)

@@ -13,23 +13,19 @@ from sglang_parse.engine.sources.text import TextParts, TextSource
 
 
 class AnswerSource(TextSource):
-    """Drafts from the last answers, at first to the same prompt, then those with the same words.
+    """Drafts from the last answers, at first to the same prompt, then those with the same words."""
 
-    Args:
-        max_answers: answers that are kept, of all scopes together.
-        shares_unscoped: requests without a scope form one.
-    """
-
-    def __init__(self, max_answers: int, parts: TextParts, *, shares_unscoped: bool) -> None:
+    def __init__(self, parts: TextParts) -> None:
         super().__init__(ANSWERS, parts)
-        self._index, self._shares_unscoped = AnswerIndex(max_answers), shares_unscoped
+        self._index = AnswerIndex(parts.config.max_reused_answers)  # of all scopes together
 
     def receive(self, req: Req, options: RequestOptions) -> None:
         """Decides whose answers the request shares, before PARSE changes its ``extra_key``. What it
         accepts beyond what the server does is its client's own."""
         names = (req.extra_key, req.cache_salt)
         is_strict = not any(options.looser_than(self._config).values())
-        if (any(names) or self._shares_unscoped) and is_strict and not req.parse_policy.is_plain:
+        is_shared = any(names) or self._config.shares_unscoped
+        if is_shared and is_strict and not req.parse_policy.is_plain:
             req.parse_incoming[self.name] = (*names, req.lora_id)
 
     def begin(self, req: Req) -> None:

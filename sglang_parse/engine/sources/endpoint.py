@@ -18,8 +18,6 @@ from urllib.parse import urlsplit
 from sglang_parse.core.counters import Counters
 from sglang_parse.core.loss import Budget
 from sglang_parse.core.phases import ENDPOINT, Phase
-from sglang_parse.core.policy.texts import TextLength
-from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.round import Round
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.requests import is_greedy, tokens_left
@@ -48,28 +46,20 @@ class EndpointSource(TextSource):
 
     Args:
         client: asks it; None on ranks that are told by rank 0.
-        timeout_s: most seconds that a request waits for text.
         counters: the process's counters.
     """
 
-    def __init__(
-        self,
-        client: EndpointClient | None,
-        timeout_s: float,
-        counters: Counters,
-        parts: TextParts,
-    ) -> None:
+    def __init__(self, client: EndpointClient | None, counters: Counters, parts: TextParts) -> None:
         super().__init__(ENDPOINT, parts)
-        self._client, self._timeout_s = client, timeout_s
-        self._counters = counters
+        self._client, self._counters = client, counters
+        # Without a password, if the URL has one.
+        self._host = urlsplit(self._config.draft_url).netloc.rpartition("@")[2]
         self._pause = self._num_faults = self._num_late = 0
         self._reported: set[str] = set()
 
-    def new_text(self, req: Req, *, is_complete: bool = True) -> RequestText:
+    def _budget_of(self, req: Req) -> Budget:
         del req  # each question costs a wait, which other texts need not pay for
-        budget = Budget(MAX_LOSS, self._stats.config.text_loss_rate, MAX_GAIN)
-        length = TextLength(self._stats, budget)
-        return RequestText(TextMatch(), length, is_complete=is_complete)
+        return Budget(MAX_LOSS, self._controller.config.text_loss_rate, MAX_GAIN)
 
     def begin(self, req: Req) -> None:
         if not req.parse_policy.is_plain:
@@ -169,8 +159,8 @@ class EndpointSource(TextSource):
         waited_s = now - stream.waits_since if waits else 0.0
         token_ids, changed = stream.take()
         fault, is_late = (stream.fault, stream.is_late) if is_complete else ("", False)
-        if not token_ids and not is_complete and waited_s > self._timeout_s:
-            fault, is_late = f"no text within {self._timeout_s:g} s", True
+        if not token_ids and not is_complete and waited_s > self._config.draft_timeout:
+            fault, is_late = f"no text within {self._config.draft_timeout:g} s", True
         self._num_late = 0 if token_ids else self._num_late + is_late
         pauses = not stream.is_refused and (not is_late or self._num_late >= MAX_LATE)
         return News(
@@ -222,7 +212,7 @@ class EndpointSource(TextSource):
                 "PARSE: no drafts from %s: %s. The target writes without them, and asks again "
                 "from time to time. Fix: see that the server of --parse-draft-url runs and "
                 "answers, or raise --parse-draft-timeout",
-                _host(self._config.draft_url),
+                self._host,
                 news.fault,
             )
         if not self._pause:  # else it was asked before the fault that paused it
@@ -237,17 +227,11 @@ class EndpointSource(TextSource):
                 "PARSE: a draft from %s is lost: %s. The target writes that answer without it; "
                 "other requests are not affected. More of these are only counted, in "
                 "sglang:parse_source_faults_total",
-                _host(self._config.draft_url),
+                self._host,
                 fault,
             )
 
     def _recover(self) -> None:
         if self._num_faults and self._client is not None:
-            logger.info("PARSE: drafts from %s come again", _host(self._config.draft_url))
+            logger.info("PARSE: drafts from %s come again", self._host)
         self._num_faults = self._pause = 0
-
-
-def _host(url: str) -> str:
-    """Without a password, if the URL has one."""
-    parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port}" if parts.port else f"{parts.hostname}"

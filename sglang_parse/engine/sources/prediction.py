@@ -24,7 +24,8 @@ class PredictionSource(TextSource):
 
     def begin(self, req: Req) -> None:
         if self.name in req.parse_incoming:
-            req.parse_state.notes.texts[self.name] = self.new_text(req, is_complete=False)
+            text = req.parse_state.notes.texts[self.name] = self.new_text(req)
+            text.is_complete = False
 
     def wait(self, reqs: Sequence[Req], *, after_prefill: bool) -> None:
         """Prompts that are complete may wait a moment for their predictions."""

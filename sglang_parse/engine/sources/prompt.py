@@ -7,12 +7,12 @@ passage that somebody else wrote, and a lenient verdict at the place of a change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sglang_parse.core.copies import CopyLength, CopyStats
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import PROMPT
-from sglang_parse.core.prompt_match import KNOWN, PromptMatch
+from sglang_parse.core.prompt_match import PromptMatch
 from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.text_match import TextMatch
 from sglang_parse.engine.sglang_types import Req
@@ -49,7 +49,10 @@ class PromptSource(TextSource):
         texts = req.parse_state.notes.texts
         if self.name not in texts:  # here, not for requests that never draft
             match = PromptMatch(req.origin_input_ids, req.vocab_size)
-            texts[self.name] = RequestText(match, CopyLength(self._copies, self._budget_of(req)))
+            adapts = self._controller.is_adaptive and not req.parse_state.policy.always_drafts
+            probe_tokens = 0 if adapts else self._controller.config.probe_tokens
+            length = CopyLength(self._copies, self._budget_of(req), probe_tokens)
+            texts[self.name] = RequestText(match, length)
         num_new = len(req.parse_state.output_ids) - texts[self.name].match.num_seen
         self._saved = min(MAX_SAVED, self._saved + SEARCH_SHARE * num_new)
         return super().start(req)
@@ -64,18 +67,3 @@ class PromptSource(TextSource):
 
     def retract(self, req: Req) -> None:
         req.parse_state.notes.texts.pop(self.name, None)
-
-    def _choose(
-        self,
-        req: Req,
-        match_len: int,
-        limit: int,
-        cost: Callable[[int], float],
-        ends: Sequence[int],
-        rival: float = 1.0,
-    ) -> int:
-        """Where nothing is timed, or drafts are asked for: by constants, alike in every run."""
-        if self._controller.is_adaptive and not req.parse_state.policy.always_drafts:
-            return super()._choose(req, match_len, limit, cost, ends, rival)
-        longest = max(self._controller.config.probe_tokens, 2 * match_len)
-        return min(limit, longest) if match_len >= KNOWN else 0

@@ -5,7 +5,7 @@ They need no forward of a draft model: a draft starts with the verify pass in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -70,14 +70,9 @@ class TextSource(Source):
         self._stats = TextSourceStats(parts.controller.config)
         self._kept = CopyStats()  # drafts that a text went on from, by their end's match
 
-    def new_text(self, req: Req, *, is_complete: bool = True) -> RequestText:
-        """A text of the request, without tokens.
-
-        Args:
-            is_complete: no tokens will arrive.
-        """
-        length = TextLength(self._stats, self._budget_of(req))
-        return RequestText(TextMatch(), length, is_complete=is_complete)
+    def new_text(self, req: Req) -> RequestText:
+        """A text of the request, without tokens."""
+        return RequestText(TextMatch(), TextLength(self._stats, self._budget_of(req)))
 
     def _budget_of(self, req: Req) -> Budget:
         """What all texts of the request may lose."""
@@ -108,7 +103,9 @@ class TextSource(Source):
         rest = self._rest(text, match, limit) if limit > 1 else ()
         cost = partial(self._cost, always=state.policy.always_drafts)
         ends = self._ends(text, rest, limit)
-        length = self._choose(req, match.match_len, len(rest), cost, ends, self._rival(req))
+        length = text.length.choose(
+            match.match_len, len(rest), num_output, cost, ends, self._rival(req)
+        )
         if not length:
             return f"{self.name}: {'does not fit here' if len(match) else 'no text yet'}"
         if not state.notes.arming.may_start(state.num_inflight):
@@ -123,20 +120,6 @@ class TextSource(Source):
         text.cost, text.match_len = cost(length), match.match_len
         state.give_draft(draft_ids, self._max_prefixes, self.name, is_exact=self.is_exact)
         return ""
-
-    def _choose(
-        self,
-        req: Req,
-        match_len: int,
-        limit: int,
-        cost: Callable[[int], float],
-        ends: Sequence[int],
-        rival: float = 1.0,
-    ) -> int:
-        """See ``TextLength.choose``."""
-        state = req.parse_state
-        length, num_output = state.notes.texts[self.name].length, len(state.output_ids)
-        return length.choose(match_len, limit, num_output, cost, ends, rival)
 
     def room(self, req: Req) -> int:
         state, text = req.parse_state, req.parse_state.notes.texts.get(self.name)
@@ -157,8 +140,10 @@ class TextSource(Source):
         rest = [*takewhile(lambda token: token not in state.policy.stop_ids, rest)]
         ends = self._segments.ends(rest) if self._segments and draft.judge else ()
         chance = self._kept.chance(match.match_len or MATCHES[-1])  # else its rows are for nothing
-        cost = partial(self._tail_cost, req)
-        length = self._choose(req, match.match_len, len(rest), lambda n: cost(n) / chance, ends)
+        cost, num_output = partial(self._tail_cost, req), len(state.output_ids)
+        length = text.length.choose(
+            match.match_len, len(rest), num_output, lambda n: cost(n) / chance, ends
+        )
         ids = [*draft.token_ids, *rest[:length]]
         tail = ids[state.num_drafted : num_allowed(req, ids)]
         text.cost, text.match_len = cost(len(tail)), match.match_len
