@@ -107,7 +107,7 @@ def number_problem(name: str, value: Any) -> str:
             return "use a whole number"
         is_held = value is None or name in _ANY_SIZE or value <= _MAX_INT32
         return "" if is_held else f"use {_MAX_INT32} at most"
-    if not isinstance(value, Real):
+    if not _is_number(value):
         return "use a number"
     smallest = MIN_REPETITION_PENALTY if name == "repetition_penalty" else _FP32.tiny
     if value == 0 or smallest <= abs(value) <= _FP32.max:  # False for NaN
@@ -115,11 +115,15 @@ def number_problem(name: str, value: Any) -> str:
     return f"use {smallest:.3g} to {_FP32.max:.3g}: the sampler computes in fp32"
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
 def _check_logit_bias(bias: Any) -> None:
     if not isinstance(bias, Mapping | None):
         raise ValueError(f"PARSE: logit_bias is {shown(bias)}; use an object")
     for token, value in (bias or {}).items():
-        if not (isinstance(value, Real) and abs(value) <= MAX_LOGIT_BIAS):
+        if not (_is_number(value) and abs(value) <= MAX_LOGIT_BIAS):
             raise ValueError(
                 f"PARSE: logit_bias has {shown(value)} for token {token}; use a number from "
                 f"{-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}: the sampler computes in fp32"

@@ -34,7 +34,7 @@ def sample_draft(url: str, timeout_s: float, tokenizer: Any) -> str:
         started = time.perf_counter()
         reply = httpx.post(f"{base}/chat/completions", json=body, timeout=LIMIT_S)
         text = reply.raise_for_status().json()["choices"][0]["message"]["content"]
-        seconds = time.perf_counter() - started
+        took_ms = 1e3 * (time.perf_counter() - started)
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         fix = f"start the server, or give its address to {flag('draft_url')}"
         raise Problem(f"{base} does not draft: {error!r}", fix) from error
@@ -42,8 +42,6 @@ def sample_draft(url: str, timeout_s: float, tokenizer: Any) -> str:
         fix = "use a model with a chat template, on a server that continues an assistant's turn"
         raise Problem(f"{base} drafts nothing after 'One'", fix)
     count = len(tokenizer.encode(text, add_special_tokens=False))
-    found = (
-        f"{model} drafts {text[:40]!r}: {count} of the target's tokens in {1e3 * seconds:.0f} ms"
-    )
+    found = f"{model} drafts {text[:40]!r}: {count} of the target's tokens in {took_ms:.0f} ms"
     fix = f"a faster server, or a longer {flag('draft_timeout')} than {timeout_s:g}"
-    return warn_if(seconds > timeout_s * max(1.0, count / 16), found, fix)
+    return warn_if(took_ms > 1e3 * timeout_s * max(1.0, count / 16), found, fix)
