@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 
@@ -221,5 +221,10 @@ def read_remotes(texts: Sequence[str]) -> dict[str, Remote]:
     return remotes
 
 
-NAMED_URLS = {"name": "--url", "action": "append", "metavar": "NAME=URL", "read": read_remotes}
+NAMED_URLS: dict[str, Any] = {
+    "name": "--url",
+    "action": "append",
+    "metavar": "NAME=URL",
+    "read": read_remotes,
+}
 """Words of ``flags.option`` for a setting of running servers."""

@@ -80,7 +80,7 @@ def build_engine(
     controller = _controller(config, args, max_question_len, parallel.kinds)
     certified = certified_server(args, config, question, str(target.runner.dtype))
     counters.certificate_mismatch, counters.judge = certified.mismatch, config.judge_name
-    eagle = EagleDecoder(config, guard, *models) if config.proposer else None
+    eagle = EagleDecoder(config, guard, models) if config.proposer else None
     captured = _captured_layers(config, target.runner, eagle)
     judge = _judge(config, question, tokenizer, counters, certified, captured, target)
     drafter = Drafter(draft, controller.blocks, config.draft_tokens) if draft else None

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
@@ -49,6 +50,7 @@ from sglang_parse.engine.verify import TargetResult
 
 logger = logging.getLogger(__name__)
 
+Models = tuple[Any, int, int, TpModelWorker]
 Rows = Mapping[int, torch.Tensor]
 """Index of a request in the scheduler's batch -> [>= n, width] the target's hidden states of its
 rows; the first n led to its n output tokens."""
@@ -68,7 +70,7 @@ class EagleDecoder(EagleHead):
 
     columns: torch.Tensor | None = None
 
-    def __init__(self, config: ParseConfig, guard: DraftGuard, *models: Any) -> None:
+    def __init__(self, config: ParseConfig, guard: DraftGuard, models: Models) -> None:
         is_mtp = config.proposer == MTP
         path, kind = (config.mtp_path, "EAGLE") if is_mtp else (config.eagle3_path, "EAGLE3")
         super().__init__(*models, path, SpeculativeAlgorithm.from_string(kind))

@@ -107,10 +107,10 @@ class StageTimer:
         drafting = sum(not state.policy.is_plain for state in states) / len(states)
 
         def record(ms: float, head_ms: float) -> None:
-            _share(states, prefill=head_ms)
+            _share(states, "prefill", head_ms)
             self._prefills.append((drafting * (ms + head_ms), num_head_tokens, head_ms))
 
-        self.when_passed(lambda ms: _share(states, prefill=ms), watch)
+        self.when_passed(lambda ms: _share(states, "prefill", ms), watch)
         self.when_passed(record, watch, head)
         self.last_end = None
 
