@@ -83,7 +83,6 @@ TRAIN_JUDGE_KEYS = {
     "num_wrong_units": "wrong ones",
     "auroc_gain": "of the head over each other reader, paired, with its 95 % interval",
     "learning_curve": "out-of-fold AUROC by the number of drafts that trained a fold's head",
-    "uses_scalars": "whether the head reads log-probabilities and entropies",
     "strength": "inverse regularization, scikit-learn's C",
     "candidates": "every head that was tried, best first; `rank`: tokens kept at 2 % risk, 0 where "
     "only complete drafts have labels, then AUROC",
@@ -275,9 +274,8 @@ def calibrate_keys() -> str:
         **under("results.separation", "client.statistics.Separation"),
         **under("results.thresholds", "calibrate.figures.AtThreshold"),
         **under("results.served", "calibrate.figures.ServedFigures"),
-        **under("results.bins", "calibrate.figures.Bin"),
     }
-    lists = ("results.separation", "results.thresholds", "results.served", "results.bins")
+    lists = ("results.separation", "results.thresholds", "results.served")
     return table(("key", "meaning"), rows_of({k: t for k, t in texts.items() if k not in lists}))
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
 from scipy import special, stats
@@ -29,8 +28,6 @@ from sglang_parse.client.statistics import Proportion, Separation, paired_differ
 from sglang_parse.core.certificate import TOKEN, Loss
 from sglang_parse.core.selection import select
 from sglang_parse.tasks.collect import GradedDraft
-
-NUM_BINS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +80,6 @@ class ServedFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Bin:
-    """Verified prefixes with similar verdicts.
-
-    Attributes:
-        low, high, mean: of their verdicts.
-        right: prefixes without an error.
-    """
-
-    low: float
-    high: float
-    mean: float
-    right: Proportion
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
     """The figures beside the certificate.
 
@@ -107,7 +89,6 @@ class Calibration:
         separation: of the verdicts on complete first drafts.
         thresholds: under the server's selection, strictest first.
         served: one per threshold that answered whole problems.
-        bins: verified prefixes by verdict: is a verdict of 0.9 right nine times of ten?
     """
 
     served_threshold: float
@@ -115,7 +96,6 @@ class Calibration:
     separation: Separation
     thresholds: tuple[AtThreshold, ...]
     served: tuple[ServedFigures, ...]
-    bins: tuple[Bin, ...]
 
 
 def loosest_certified(rows: Sequence[AtThreshold]) -> AtThreshold | None:
@@ -176,22 +156,6 @@ def separation(drafts: Sequence[GradedDraft], loss: Loss) -> Separation:
         if loss == TOKEN or draft.is_answer_right is not None:
             groups[error_len(draft, loss) < math.inf].append(draft.verdicts[-1])
     return Separation.of(*groups)
-
-
-def reliability(drafts: Sequence[GradedDraft]) -> tuple[Bin, ...]:
-    """Bins verified prefixes by verdict, equal in size; empty where no grader locates errors."""
-    if all(draft.first_wrong is None for draft in drafts):
-        return ()
-    verified = sorted(
-        (verdict, draft.first_wrong is None or place < draft.first_wrong)
-        for draft in drafts
-        for place, verdict in enumerate(draft.verdicts)
-    )
-    bins = []
-    for part in np.array_split(verified, min(NUM_BINS, len(verified))):
-        verdicts, right = part[:, 0].tolist(), Proportion.of(int(part[:, 1].sum()), len(part))
-        bins.append(Bin(verdicts[0], verdicts[-1], fmean(verdicts), right))
-    return tuple(bins)
 
 
 def compare_served(

@@ -1,4 +1,4 @@
-"""A calibration described once: calibration.json, the terminal, and report.html with its plots."""
+"""A calibration described once: calibration.json, the terminal, and report.html with its plot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 from scipy import special
 
@@ -59,7 +58,6 @@ def sections(
 ) -> Sections:
     """Everything that a reader is told, by heading; on a terminal at most 80 characters wide."""
     risk = "Filled: certified. Dashed: alpha. Bars: exact 95 % intervals."
-    nested = "Prefixes of one draft are nested, so the bars understate the uncertainty."
     facts = certificate.model_dump(exclude={"fingerprint", "first_verdicts"})
     found: Sections = {
         "": [*summary(figures, certificate), Text(guarantee(certificate))],
@@ -67,7 +65,6 @@ def sections(
         "Cost of a threshold": [threshold_grid(figures, figures.thresholds, ())],
         "Certified and served": [threshold_grid(figures, chosen(figures), (0, 1, 2, 3, 5))],
         "Whole answers": [served_grid(figures)],
-        "Reliability of a verdict": [Plot("reliability", reliability_plot(figures), nested)],
         "Conditions": [Facts(facts | conditions | certificate.fingerprint.model_dump())],
     }
     return filled(found)
@@ -193,56 +190,27 @@ def _logit(value: float) -> float:
     return float(special.logit(min(max(value, EDGE), 1 - EDGE)))
 
 
-def _make_plot(values: Sequence[float], x_title: str, y_title: str) -> go.Figure:
-    """An empty plot with a logit axis for these values."""
-    low, high = _logit(min(values)), _logit(max(values))
-    ticks = [tick for tick in TICKS if low - 0.5 <= _logit(tick) <= high + 0.5]
-    plot, places = go.Figure(), [_logit(tick) for tick in ticks]
-    plot.update_xaxes(title=x_title, tickvals=places, ticktext=[f"{tick:g}" for tick in ticks])
-    plot.update_yaxes(title=y_title, rangemode="tozero")
-    return plot
-
-
-def _add(
-    plot: go.Figure, name: str, points: Sequence[tuple[float, Proportion]], **words: Any
-) -> None:
-    """Adds proportions over verdicts or thresholds, with their intervals."""
-    bars = [(100 * one.low, 100 * one.ratio, 100 * one.high) for _, one in points]
+def risk_plot(figures: Calibration, alpha: float) -> go.Figure:
+    """Error rates with their intervals, over the thresholds on a logit axis."""
+    rows, plot = figures.thresholds, go.Figure()
+    places = [_logit(row.threshold) for row in rows]
+    rates = [row.error_rate for row in rows]
+    bars = [(100 * one.low, 100 * one.ratio, 100 * one.high) for one in rates]
+    marks = ["circle" if row.certified else "circle-open" for row in rows]
     plot.add_scatter(
-        name=name,
-        x=[_logit(value) for value, _ in points],
+        name="error rate",
+        x=places,
         y=[middle for _, middle, _ in bars],
         error_y=error_bars(bars),
-        marker={"color": PALETTE["blue"], "size": 9, "symbol": words.pop("symbol", "circle")},
+        mode="lines+markers",
+        marker={"color": PALETTE["blue"], "size": 9, "symbol": marks},
+        text=[f"threshold {row.threshold:g}, accepted {row.accept_ratio:.1%}" for row in rows],
         hovertemplate="%{text}<br>%{y:.2f} %<extra>%{fullData.name}</extra>",
-        **words,
     )
-
-
-def risk_plot(figures: Calibration, alpha: float) -> go.Figure:
-    rows, title = figures.thresholds, "first drafts with an accepted error, %"
-    plot = _make_plot([row.threshold for row in rows], "threshold, logit scale", title)
-    points = [(row.threshold, row.error_rate) for row in rows]
-    marks = ["circle" if row.certified else "circle-open" for row in rows]
-    texts = [f"threshold {row.threshold:g}, accepted {row.accept_ratio:.1%}" for row in rows]
-    _add(plot, "error rate", points, mode="lines+markers", symbol=marks, text=texts)
     plot.add_hline(y=100 * alpha, line={"color": PALETTE["grey"], "dash": "dash"})
-    return plot
-
-
-def reliability_plot(figures: Calibration) -> go.Figure:
-    if not figures.bins:
-        return go.Figure()
-    low, high = figures.bins[0].low, figures.bins[-1].high
-    plot = _make_plot([low, high], "verdict, logit scale", "prefixes without an error, %")
-    xs, grey = np.linspace(_logit(low), _logit(high), 61), {"color": PALETTE["light grey"]}
-    plot.add_scatter(
-        name="verdict = fraction right",
-        x=xs.tolist(),
-        y=(100 * special.expit(xs)).tolist(),
-        **{"mode": "lines", "marker": grey, "line": {**grey, "dash": "dash"}},
-    )
-    points = [(one.mean, one.right) for one in figures.bins]
-    texts = [f"verdicts {one.low:.6g} to {one.high:.6g}" for one in figures.bins]
-    _add(plot, "verified prefixes", points, mode="markers", text=texts)
+    low, high = min(places) - 0.5, max(places) + 0.5
+    ticks = {_logit(tick): f"{tick:g}" for tick in TICKS if low <= _logit(tick) <= high}
+    labels = {"tickvals": [*ticks], "ticktext": [*ticks.values()]}
+    plot.update_xaxes(title="threshold, logit scale", **labels)
+    plot.update_yaxes(title="first drafts with an accepted error, %", rangemode="tozero")
     return plot

@@ -104,7 +104,6 @@ def calibrate(
             f.compare_served(threshold, found[threshold], plain, settings.delta)
             for threshold in sorted(thresholds if last else ())
         ),
-        bins=f.reliability(drafts),
     )
     return figures, _certificate(settings, loss, collector, drafts, certified)
 

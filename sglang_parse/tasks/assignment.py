@@ -16,7 +16,6 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from sglang_parse.client.ask import MAX_TOKENS
@@ -37,7 +36,9 @@ def make_assignment(
         items, command, limit = read_prompts(file), GraderCommand(grader), FILE_MAX_TOKENS
         return Assignment(file.name, items, command.grade, max_tokens or limit, command.locate)
     module = load_problems()
-    title, items = _demo_items(module, count, is_training)
+    draw = module.training_problems if is_training else module.held_out_problems
+    items = [Item(str(number), problem.text, problem) for number, problem in enumerate(draw(count))]
+    title = f"{'training' if is_training else 'held-out'} problems of the demo pair"
 
     def grade(item: Item, text: str) -> float:
         return float(module.is_answer_right(item.reference, text))
@@ -53,12 +54,6 @@ def data_set(task: Assignment, count: int | None = None) -> str:
     texts = [item.text for item in task.items[:count]]
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     return f"{task.title} ({len(texts)} problems, {digest})"
-
-
-def _demo_items(module: ModuleType, count: int, is_training: bool) -> tuple[str, list[Item]]:
-    draw = module.training_problems if is_training else module.held_out_problems
-    items = [Item(str(number), problem.text, problem) for number, problem in enumerate(draw(count))]
-    return f"{'training' if is_training else 'held-out'} problems of the demo pair", items
 
 
 SETTING = "--grader"

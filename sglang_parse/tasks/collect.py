@@ -165,13 +165,16 @@ class Collector:
         """
         return self._graded(answer, 0, first_record(answer), ())
 
-    def grade_later_drafts(self, answer: Answer) -> Iterator[GradedDraft]:
+    def grade_later_drafts(
+        self, answer: Answer, cut: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    ) -> Iterator[GradedDraft]:
         """Grades the drafts behind the first one, as long as what is before them is right; of an
-        answer with token ids, of a task that locates errors."""
+        answer with token ids, of a task that locates errors. ``cut`` gives a draft's trace record
+        the prefixes that are graded."""
         first_record(answer)
         for number, record in enumerate(answer.parse["trace"][1:], start=1):
             before = answer.token_ids[: record["output_start"] - 1]
-            draft = self._graded(answer, number, record, before)
+            draft = self._graded(answer, number, cut(record), before)
             if draft.first_wrong_token is not None and draft.first_wrong_token < 0:
                 return
             yield draft
@@ -190,27 +193,19 @@ class Collector:
             if finished:  # the end itself may be the error
                 wrong = min(wrong, len(ids) - 1)
             wrong -= len(before)
-        first_wrong, wrong = first_wrong_prefix(ends, wrong)
+            if wrong > ends[-1]:  # it was not verified
+                wrong = None
         return GradedDraft(
             problem=answer.problem,
             verdicts=record["verdicts"],
             prefix_ends=ends,
             num_drafted=len(record["draft_token_ids"]),
             finished=finished,
-            first_wrong=first_wrong,
+            first_wrong=None if wrong is None else bisect_left(ends, wrong),
             is_answer_right=bool(self.grade(answer.problem, text)) if finished else None,
             first_wrong_token=wrong,
             round=number,
         )
-
-
-def first_wrong_prefix(
-    prefix_ends: Sequence[int], wrong_token: int | None
-) -> tuple[int | None, int | None]:
-    """The first prefix with an error, and its wrong token; None if it was not verified."""
-    if wrong_token is None or wrong_token > prefix_ends[-1]:
-        return None, None
-    return bisect_left(prefix_ends, wrong_token), wrong_token
 
 
 def first_record(answer: Answer) -> dict[str, Any]:

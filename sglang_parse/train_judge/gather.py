@@ -1,4 +1,5 @@
-"""Requests drafts with the target's hidden states, and stores both on disk.
+"""Requests drafts with the target's hidden states, stores both on disk, and labels the drafts by
+what the grader says about them.
 
 Hidden states are one file per draft, as the server sends them: training reads one at a time.
 """
@@ -8,43 +9,30 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import AutoTokenizer
 
-from sglang_parse.client.records import Answer, BenchError
-from sglang_parse.core.segment import Segmenter, prefix_ends
+from sglang_parse.client.records import Answer, BenchError, Item
+from sglang_parse.core.judge import QUESTION
+from sglang_parse.core.segment import Segmenter, SegmentRule, prefix_ends
 from sglang_parse.tasks.collect import (
     ACCEPT_ALL,
     PROBE_TOKENS,
     Collector,
     GradedDraft,
     first_record,
-    first_wrong_prefix,
 )
+from sglang_parse.train_judge.drafts import LabeledDraft, labels_up_to
 
 WITH_STATES = {**ACCEPT_ALL, "hidden_states": True}
 _DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 """Stored as; NumPy has no bfloat16."""
 Given = Callable[[int], Mapping[str, Any]]
 """Problem -> options of its request, with a draft's tokens in place of the draft model's."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeenDraft:
-    """A draft as the target reads it.
-
-    Attributes:
-        draft: graded, with the verdicts of the server's judge.
-        token_ids: [1 + n] the anchor and the verified tokens.
-        logprobs, entropies: [n], in nats.
-    """
-
-    draft: GradedDraft
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    entropies: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +69,17 @@ class HiddenStates:
         )
 
     def store(self, draft: GradedDraft, record: dict[str, Any]) -> dict[str, Any]:
-        """Writes the hidden states of a draft's trace record; returns the rest as plain data."""
+        """Writes the hidden states of a draft's trace record; returns the rest as plain data, its
+        log-probabilities and entropies in nats, up to the last prefix."""
         states = record["hidden_states"]
         raw = np.frombuffer(base64.b64decode(states["data"]), _DTYPES[states["dtype"]])
         self.folder.mkdir(parents=True, exist_ok=True)
         np.save(self._path(draft), raw.reshape(states["shape"]))
-        num_tokens = record["prefix_ends"][-1]
+        num_tokens = draft.prefix_ends[-1]
         return {
             "draft": asdict(draft),
-            "token_ids": [record["anchor_token_id"], *record["draft_token_ids"][:num_tokens]],
-            "logprobs": record["draft_logprobs"],
-            "entropies": record["draft_entropies"],
+            "logprobs": record["draft_logprobs"][:num_tokens],
+            "entropies": record["draft_entropies"][:num_tokens],
         }
 
     def load(self, draft: GradedDraft) -> np.ndarray:
@@ -114,7 +102,7 @@ class HiddenStates:
 
 def gather(
     collector: Collector, indices: Sequence[int], states: HiddenStates, given: Given | None
-) -> list[SeenDraft]:
+) -> list[LabeledDraft]:
     """The first drafts of these problems, or the given ones, in their order; resumes from disk."""
 
     def read(answer: Answer) -> dict[str, Any]:
@@ -125,41 +113,72 @@ def gather(
         limit = min(limit, collector.task.max_tokens)
     name = states.folder.name
     found = collector.collect(name, indices, WITH_STATES, read, limit, options_of=given)
-    return [_seen(one) for one in found]
+    return labeled(found, collector, states)
 
 
 def gather_later(
-    collector: Collector, indices: Sequence[int], states: HiddenStates, segments: Segmenter
-) -> list[SeenDraft]:
+    collector: Collector, indices: Sequence[int], states: HiddenStates, segment: str
+) -> list[LabeledDraft]:
     """The drafts behind the first ones of whole answers, which the server's judge serves: they make
-    other errors. An answer's end with the first error; ``segments`` cuts them as first ones."""
+    other errors. An answer's end with the first error; ``segment`` cuts them as first ones."""
+    settings, judge = collector.settings, collector.served[0].judge
+    tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer)
+    segments = Segmenter(tokenizer, SegmentRule.parse(segment))
+    states = replace(states, judge=judge, folder=settings.output / f"later-drafts-{judge}")
 
     def read(answer: Answer) -> list[dict[str, Any]]:
-        records = answer.parse["trace"]
-        drafts = collector.grade_later_drafts(answer)
-        return [states.store(draft, records[draft.round]) for draft in drafts]
+        drafts = collector.grade_later_drafts(answer, partial(resegmented, segments=segments))
+        return [states.store(draft, answer.parse["trace"][draft.round]) for draft in drafts]
 
     parse = {"trace": True, "hidden_states": True}
     found = collector.collect(states.folder.name, indices, parse, read, wants_tokens=True)
-    return [resegmented(_seen(one), segments) for later in found for one in later]
+    return labeled([one for later in found for one in later], collector, states)
 
 
-def resegmented(seen: SeenDraft, segments: Segmenter) -> SeenDraft:
-    """The same draft with other prefixes; the verdicts, of a head, go."""
-    draft = seen.draft
-    pieces = segments.pieces(seen.token_ids[1:])
-    is_whole = draft.finished and len(pieces) == draft.num_drafted
+def resegmented(record: Mapping[str, Any], segments: Segmenter) -> dict[str, Any]:
+    """A draft's trace record with other prefixes; the verdicts, of a head, go."""
+    pieces = segments.pieces(record["draft_token_ids"][: record["prefix_ends"][-1]])
+    is_whole = record["finished"] and len(pieces) == len(record["draft_token_ids"])
     ends = prefix_ends(pieces, segments.rule, finished=is_whole, max_prefixes=len(pieces))
-    first_wrong, wrong = first_wrong_prefix(ends, draft.first_wrong_token)
-    draft = replace(draft, first_wrong=first_wrong, first_wrong_token=wrong)
-    num_tokens = ends[-1] if ends else 0  # what no prefix holds is left out
-    return SeenDraft(
-        replace(draft, verdicts=(), prefix_ends=ends),
-        seen.token_ids[: 1 + num_tokens],
-        seen.logprobs[:num_tokens],
-        seen.entropies[:num_tokens],
+    return {**record, "prefix_ends": ends, "verdicts": []}
+
+
+def labeled(
+    stored: Sequence[Mapping[str, Any]], collector: Collector, states: HiddenStates
+) -> list[LabeledDraft]:
+    """Labels drafts; leaves out those about which nothing is known."""
+    task = collector.task
+    prompts, is_located = prompt_numbers(task.items), task.locate is not None
+    found = (label(one, prompts, states, is_located=is_located) for one in stored)
+    return [one for one in found if one is not None]
+
+
+def label(
+    stored: Mapping[str, Any], prompts: Sequence[int], states: HiddenStates, *, is_located: bool
+) -> LabeledDraft | None:
+    """Labels a draft's prefixes; None where nothing is known about any. Where errors are not
+    located only complete drafts have a label."""
+    draft = GradedDraft(**stored["draft"])
+    count = len(draft.prefix_ends)
+    right: list[bool | None] = [*[None] * (count - 1), draft.is_answer_right]
+    if is_located:
+        right = labels_up_to(draft.first_wrong, count)
+    if all(known is None for known in right):
+        return None
+    return LabeledDraft(
+        prompt=prompts[draft.problem],
+        prefix_ends=draft.prefix_ends,
+        right=right,
+        wrong_token=draft.first_wrong_token if is_located else None,
+        logprobs=stored["logprobs"],
+        entropies=stored["entropies"],
+        load=partial(states.load, draft),
+        asked=draft.verdicts if states.judge == QUESTION else (),
     )
 
 
-def _seen(stored: dict[str, Any]) -> SeenDraft:
-    return SeenDraft(**{**stored, "draft": GradedDraft(**stored["draft"])})
+def prompt_numbers(items: Sequence[Item]) -> list[int]:
+    """The first item with the same prompt, by item."""
+    first: dict[str, int] = {}
+    prompts = (repr(item.messages or item.text) for item in items)
+    return [first.setdefault(prompt, number) for number, prompt in enumerate(prompts)]

@@ -30,18 +30,20 @@ MAX_ITERATIONS = 300
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a head could be: layers that it reads, whether it reads log-probabilities and
-    entropies (scalars), scikit-learn's C."""
+    """What a head could be: layers that it reads, scikit-learn's C."""
 
     pooling: Pooling
     layers: tuple[int, ...]
-    uses_scalars: bool = True
     strength: float = STRENGTH
 
     @property
     def needs_no_segments(self) -> bool:
         """Whether it scores each token by itself, and so serves with a prefix per token."""
         return self.pooling == "worst-token"
+
+    def served(self, drafts: Sequence[LabeledDraft]) -> Sequence[LabeledDraft]:
+        """The same drafts, verified where it serves."""
+        return [draft.by_token for draft in drafts] if self.needs_no_segments else drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Features:
     """Standardized features of a pooling's units, [units, parts * width + 2], and their labels."""
 
     def __init__(self, data: TrainingSet, pooling: Pooling, max_rows: int) -> None:
-        self.pooling, self._data = pooling, data
+        self._data = data
         self._parts = 3 if pooling == "running-mean" else 2
         numbers = np.random.default_rng(0)
         by_token = pooling == "worst-token"
@@ -116,9 +118,7 @@ class Features:
         data, width = self._data, self._data.width
         columns = data.columns(candidate.layers)
         places = [part * width + columns for part in range(self._parts)]
-        if candidate.uses_scalars:
-            places.append(self._parts * width + np.arange(2))
-        used = np.concatenate(places)
+        used = np.concatenate([*places, self._parts * width + np.arange(2)])
         model = LogisticRegression(C=candidate.strength, max_iter=MAX_ITERATIONS)
         model.fit(self._values[np.ix_(rows, used)], self.labels[rows])
         coefficients = np.zeros(self._values.shape[1])

@@ -36,10 +36,8 @@ class JudgeReport:
 
     Attributes:
         head: by verdicts out of fold.
-        segment: where drafts are verified when the head serves: at every token if it needs no
-            segments, else as the drafts that trained it.
-        threshold: of verdicts there, at which ``SERVED_RISK`` percent of the drafts have an error
-            accepted.
+        threshold: of verdicts where the head serves, at which ``SERVED_RISK`` percent of the
+            drafts have an error accepted.
         others: by key of judge.json; None without a question, which is asked about first drafts.
         gains: AUROC of the head minus theirs, paired.
         curve: (drafts that trained a fold's head, AUROC).
@@ -48,7 +46,6 @@ class JudgeReport:
     data: TrainingSet
     trained: Trained
     head: ReaderFigures
-    segment: str | None
     threshold: float
     others: dict[str, ReaderFigures | None]
     gains: dict[str, Estimate]
@@ -67,19 +64,21 @@ class JudgeReport:
             others = {QUESTION: first.figures(answers), **others}
             same = [trained.scores[place] for place in asked]
             gains = {QUESTION: first.gain(same, answers), **gains}
-        served, at = drafts, trained.scores
-        if trained.token_scores is not None:
-            served, at = [draft.by_token for draft in drafts], trained.token_scores
+        served = trained.candidate.served(drafts)
         return cls(
             data=data,
             trained=trained,
             head=compared.figures(trained.scores),
-            segment=EVERY_TOKEN if trained.token_scores is not None else None,
-            threshold=sigmoid(threshold_at(served, at, SERVED_RISK)),
+            threshold=sigmoid(threshold_at(served, trained.served_scores, SERVED_RISK)),
             others={QUESTION: None, **others},
             gains=gains,
             curve=[(count, compared.auroc(one)) for count, one in trained.curve],
         )
+
+    @property
+    def segment(self) -> str | None:
+        """Where drafts are verified when the head serves, if not as the drafts that trained it."""
+        return EVERY_TOKEN if self.trained.candidate.needs_no_segments else None
 
     @property
     def unit(self) -> str:
@@ -140,7 +139,6 @@ def content(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]
         "learning_curve": [
             {"num_drafts": count, "auroc": asdict(area)} for count, area in report.curve
         ],
-        "uses_scalars": chosen.uses_scalars,
         "strength": chosen.strength,
         "candidates": [{**asdict(one), "rank": list(rank)} for one, rank in report.trained.tried],
         "conditions": facts,

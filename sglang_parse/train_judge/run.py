@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +24,11 @@ from sglang_parse.client.targets import parse_settings
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.core.config import MAX_DRAFT
 from sglang_parse.core.judge import FILE
-from sglang_parse.core.segment import Segmenter, SegmentRule
 from sglang_parse.tasks.assignment import data_set, make_assignment
-from sglang_parse.tasks.collect import Collector, open_collector
+from sglang_parse.tasks.collect import open_collector
 from sglang_parse.train_judge.data import data_assignment
-from sglang_parse.train_judge.drafts import LabeledDraft, NothingToLearnError, TrainingSet
+from sglang_parse.train_judge.drafts import NothingToLearnError, TrainingSet
 from sglang_parse.train_judge.gather import Given, HiddenStates, gather, gather_later
-from sglang_parse.train_judge.labels import labeled
 from sglang_parse.train_judge.report import sections
 from sglang_parse.train_judge.result import JudgeReport, content, write_weights
 from sglang_parse.train_judge.settings import TrainJudgeSettings
@@ -74,16 +71,14 @@ def learn(
     Raises:
         NothingToLearnError: right and wrong drafts get the same scores, or one kind is missing.
     """
-    is_located = task.locate is not None
     with open_collector(settings, task, console, log) as collector:
         states, fingerprint = HiddenStates.of(collector, given), collector.served[0]
         count = len(task.items) if settings.data else min(settings.requests, len(task.items))
-        seen = gather(collector, range(count), states, given)
-        drafts = labeled(seen, task, states, is_located=is_located)
+        drafts = gather(collector, range(count), states, given)
         log(f"{len(drafts)} of {count} drafts have a label")
 
     def trained() -> JudgeReport:
-        data = TrainingSet(drafts, states.layers, states.hidden_size, is_located)
+        data = TrainingSet(drafts, states.layers, states.hidden_size, task.locate is not None)
         with make_progress(console) as progress:
             bar = add_bar(progress, "train", num_steps(data))
             found = train(data, settings.max_rows, lambda: progress.advance(bar))
@@ -99,7 +94,9 @@ def learn(
     write_weights(settings.output, report)
     write_json(settings.output / FILE, content(report, fingerprint, {}))
     with open_collector(settings.with_judge(report.segment), task, console, log) as collector:
-        drafts += collect_later(settings, collector, states, fingerprint.segment, log)
+        later = gather_later(collector, range(count), states, fingerprint.segment)
+        log(f"{len(later)} drafts follow a first one")
+        drafts += later
     return trained(), fingerprint
 
 
@@ -140,21 +137,3 @@ def with_given_drafts(
     flags = (*parse_settings(draft_tokens=num_tokens), *settings.parse_flags)
     options = [{"draft_token_ids": ids} for ids in given]
     return replace(settings, parse_flags=flags), options.__getitem__
-
-
-def collect_later(
-    settings: TrainJudgeSettings,
-    collector: Collector,
-    states: HiddenStates,
-    segment: str,
-    log: Callable[[str], None],
-) -> list[LabeledDraft]:
-    """Labels the later drafts in whole answers of a server with the head, cut as first ones are."""
-    judge = collector.served[0].judge
-    later = replace(states, judge=judge, folder=settings.output / f"later-drafts-{judge}")
-    count = min(settings.requests, len(collector.task.items))
-    tokenizer = AutoTokenizer.from_pretrained(settings.tokenizer)
-    segments = Segmenter(tokenizer, SegmentRule.parse(segment))
-    seen = gather_later(collector, range(count), later, segments)
-    log(f"{len(seen)} drafts follow a first one")
-    return labeled(seen, collector.task, later, is_located=True)

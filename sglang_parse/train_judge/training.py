@@ -1,7 +1,7 @@
 """Chooses and trains a verdict head on labeled drafts. Pure: out-of-fold scores and weights out.
 
 Every candidate (``heads``) is rated by drafts that its folds held out (``drafts``); the best one is
-tried with other settings, calibrated to log-odds, and trained on all drafts.
+tried with other strengths, calibrated to log-odds, and trained on all drafts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ OTHER_STRENGTHS = (0.0001, 0.001, 0.1)
 TOKEN_BONUS = 0.02
 """Added to the share of tokens kept that ranks a head which needs no segments: after an error the
 target decodes one token, not the rest of a line (1.25 times the speed on the demo pair, at 16)."""
-CURVE = (0.125, 0.25, 0.5)
-"""Fractions of the prompts of the learning curve, beside all of them."""
+CURVE = (0.125, 0.25, 0.5, 1.0)
+"""Fractions of the prompts of the learning curve; the last one is all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Trained:
     Attributes:
         head: trained on all drafts; its scores are log-odds that a prefix is right.
         scores: of heads that saw no draft of the same prompt, as log-odds.
-        token_scores: the same of every token's prefix, if such a head needs no segments.
+        served_scores: the same of every prefix where such a head serves (``Candidate.served``).
         curve: (mean number of drafts that trained, scores) at fractions of the prompts.
         tried: every candidate with its rank, best first.
     """
@@ -41,7 +41,7 @@ class Trained:
     candidate: Candidate
     head: HeadWeights
     scores: Scores
-    token_scores: Scores | None
+    served_scores: Scores
     curve: Sequence[tuple[int, Scores]]
     tried: Sequence[tuple[Candidate, tuple[float, float]]]
 
@@ -62,34 +62,34 @@ def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda
         NothingToLearnError: there are not enough labels of both kinds, or the best head's scores
             are no higher where a prefix is right.
     """
-    trainer = _Trainer(data, max_rows, on_step)
-    tried = [found for group in first_candidates(data) for found in trainer.rate(group)]
+    data.folds  # noqa: B018 - raises where there is nothing to learn
+    tried = []
+    for group in first_candidates(data):
+        tried += rate(data, Features(data, group[0].pooling, max_rows), group, on_step)
     if not tried:
         raise NothingToLearnError("no fold has both right and wrong labels")
     best = max(tried, key=lambda one: one[1])[0]
-    tried += trainer.rate(refinements(best))
+    features = Features(data, best.pooling, max_rows)
+    others = [replace(best, strength=strength) for strength in OTHER_STRENGTHS]
+    tried += rate(data, features, others, on_step)
     tried.sort(key=lambda one: one[1], reverse=True)
     candidate = tried[0][0]
-    features = trainer.features(candidate.pooling)
-    heads = features.fit_folds(candidate)
-    scores = trainer.score(heads)
-    slope, offset = platt(data.drafts, scores)
+    sized = {size: heads for size in CURVE if (heads := features.fit_folds(candidate, size))}
+    found = held_out_scores(data, candidate.served(data.drafts), [*sized.values()])
+    curve = [at_prefixes(data, candidate, scores) for scores in found]
+    slope, offset = platt(data.drafts, curve[-1])
 
-    def as_log_odds(found: Scores) -> Scores:
-        return [[slope * score + offset for score in draft] for draft in found]
+    def as_log_odds(scores: Scores) -> Scores:
+        return [[slope * score + offset for score in draft] for draft in scores]
 
-    sizes = [(size, features.fit_folds(candidate, size)) for size in CURVE]
-    curve = [(features.mean_drafts(size), trainer.score(some)) for size, some in sizes if some]
-    curve.append((features.mean_drafts(1.0), scores))
     head = features.fit(candidate, np.ones(len(features.labels), bool))
     on_step()
-    by_token = trainer.score(heads, by_token=True) if candidate.needs_no_segments else None
     return Trained(
         candidate=candidate,
         head=head.rescaled(slope, offset),
-        scores=as_log_odds(scores),
-        token_scores=by_token and as_log_odds(by_token),
-        curve=curve,
+        scores=as_log_odds(curve[-1]),
+        served_scores=as_log_odds(found[-1]),
+        curve=[*zip(map(features.mean_drafts, sized), curve, strict=True)],
         tried=tried,
     )
 
@@ -105,15 +105,54 @@ def first_candidates(data: TrainingSet) -> list[list[Candidate]]:
     return [[Candidate(pooling, layers) for layers in subsets] for pooling in poolings(data)]
 
 
-def refinements(best: Candidate) -> list[Candidate]:
-    """The best candidate without scalars, and with other strengths."""
-    others = [replace(best, strength=strength) for strength in OTHER_STRENGTHS]
-    return [*others, *([replace(best, uses_scalars=False)] if best.layers else [])]
-
-
 def num_steps(data: TrainingSet) -> int:
-    """Calls of ``on_step``, at most."""
-    return sum(map(len, first_candidates(data))) + len(OTHER_STRENGTHS) + 2
+    """Calls of ``on_step``."""
+    return sum(map(len, first_candidates(data))) + len(OTHER_STRENGTHS) + 1
+
+
+def rate(
+    data: TrainingSet,
+    features: Features,
+    candidates: Sequence[Candidate],
+    on_step: Callable[[], None],
+) -> list[tuple[Candidate, tuple[float, float]]]:
+    """Ranks candidates of one pooling, verified where they would serve; drops those that a fold
+    cannot train."""
+    heads = {}
+    for candidate in candidates:
+        if fitted := features.fit_folds(candidate):
+            heads[candidate] = fitted
+        on_step()
+    drafts = candidates[0].served(data.drafts)
+    bonus = TOKEN_BONUS * candidates[0].needs_no_segments
+    ranks = map(
+        Bootstrap(drafts, resamples=0).rank, held_out_scores(data, drafts, [*heads.values()])
+    )
+    return [(one, (kept + bonus, area)) for one, (kept, area) in zip(heads, ranks, strict=True)]
+
+
+def held_out_scores(
+    data: TrainingSet, drafts: Sequence[LabeledDraft], readers: Sequence[Sequence[HeadWeights]]
+) -> Sequence[Scores]:
+    """Scores of each reader, which is a head per fold; each scores the drafts that it never saw.
+
+    Args:
+        drafts: those of ``data``, verified where the heads serve.
+    """
+    found: list[list[list[float]]] = [[] for _ in readers]
+    for draft, fold in zip(drafts, data.folds, strict=True):
+        hidden = draft.load()  # once: it may come from disk
+        for scores, heads in zip(found, readers, strict=True):
+            scores.append(heads[fold].prefix_scores(draft, hidden))
+    return found
+
+
+def at_prefixes(data: TrainingSet, candidate: Candidate, served: Scores) -> Scores:
+    """The scores of the drafts' own prefixes among those where the candidate serves."""
+    if not candidate.needs_no_segments:
+        return served
+    pairs = zip(data.drafts, served, strict=True)
+    return [[scores[end - 1] for end in draft.prefix_ends] for draft, scores in pairs]
 
 
 def platt(drafts: Sequence[LabeledDraft], scores: Scores) -> tuple[float, float]:
@@ -137,47 +176,3 @@ def platt(drafts: Sequence[LabeledDraft], scores: Scores) -> tuple[float, float]
             "states of these layers know nothing about these labels, or there are too few"
         )
     return slope, float(fitted.intercept_[0])
-
-
-class _Trainer:
-    """Rates candidates; keeps the features of one pooling."""
-
-    def __init__(self, data: TrainingSet, max_rows: int, on_step: Callable[[], None]) -> None:
-        self._data, self._max_rows, self._on_step = data, max_rows, on_step
-        self._features: Features | None = None
-        data.folds  # noqa: B018 - raises where there is nothing to learn
-
-    def features(self, pooling: Pooling) -> Features:
-        if self._features is None or self._features.pooling != pooling:
-            self._features = None  # before the next ones take memory
-            self._features = Features(self._data, pooling, self._max_rows)
-        return self._features
-
-    def rate(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, tuple[float, float]]]:
-        """Ranks candidates of one pooling, verified where they would serve; drops those that a
-        fold cannot train."""
-        heads = {}
-        for candidate in candidates:
-            if fitted := self.features(candidate.pooling).fit_folds(candidate):
-                heads[candidate] = fitted
-            self._on_step()
-        by_token = any(candidate.needs_no_segments for candidate in heads)
-        drafts = [draft.by_token if by_token else draft for draft in self._data.drafts]
-        found: dict[Candidate, list[list[float]]] = {candidate: [] for candidate in heads}
-        for place, draft in enumerate(drafts):  # each draft's rows are read once
-            hidden, fold = draft.load(), self._data.folds[place]
-            for candidate, of_folds in heads.items():
-                found[candidate].append(of_folds[fold].prefix_scores(draft, hidden))
-        compared, bonus = Bootstrap(drafts, resamples=0), TOKEN_BONUS * by_token
-        ranks = {one: compared.rank(scores) for one, scores in found.items()}
-        return [(one, (kept + bonus, area)) for one, (kept, area) in ranks.items()]
-
-    def score(self, heads: Sequence[HeadWeights], *, by_token: bool = False) -> Scores:
-        """Scores each draft by the head of its fold, at its prefixes or at every token."""
-        data = self._data
-        return [
-            heads[data.folds[place]].prefix_scores(
-                draft.by_token if by_token else draft, draft.load()
-            )
-            for place, draft in enumerate(data.drafts)
-        ]

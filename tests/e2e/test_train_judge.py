@@ -16,8 +16,8 @@ from sglang_parse import cli
 from sglang_parse.client.program import ProgressLog
 from sglang_parse.core.judge import WEIGHTS, JudgeFile, read_judge
 from sglang_parse.tasks.collect import open_collector
-from sglang_parse.train_judge.gather import HiddenStates
-from sglang_parse.train_judge.run import collect_later, load_task
+from sglang_parse.train_judge.gather import HiddenStates, gather_later
+from sglang_parse.train_judge.run import load_task
 from sglang_parse.train_judge.settings import TrainJudgeSettings, add_arguments
 from support.client import Client, parse_info
 from support.demo_pair import DEMO, RenderedProblem, disturbed_draft
@@ -179,13 +179,12 @@ def test_drafts_behind_the_first_ones_have_labels_and_states(
     settings = TrainJudgeSettings.read(
         parser.parse_args([*flags, *count, *write_task(tmp_path, REQUESTS)])
     )
-    console, logged = Console(), []
+    console = Console()
     with open_collector(settings, load_task(settings), console, ProgressLog(console)) as collector:
         assert collector.served[1] == pytest.approx(read_judge(str(trained)).threshold)
         states = HiddenStates.of(collector, None)
-        drafts = collect_later(settings, collector, states, "line", logged.append)
+        drafts = gather_later(collector, range(REQUESTS), states, "line")
     assert len(drafts) >= 10
-    assert logged == [f"{len(drafts)} drafts follow a first one"]
     assert {draft.wrong_token is None for draft in drafts} == {True, False}
     for draft in drafts:
         assert draft.load().shape == (1 + draft.num_tokens, len(LAYERS) * 128)

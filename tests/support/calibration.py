@@ -132,7 +132,6 @@ def calibration(
         separation=figures.separation(found, TOKEN),
         thresholds=tested,
         served=(compared,),
-        bins=figures.reliability(found),
     )
     certificate = CERTIFICATE.model_copy(
         update={

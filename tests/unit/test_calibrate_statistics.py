@@ -26,7 +26,6 @@ from sglang_parse.calibrate.figures import (
     loosest_certified,
     make_grid,
     make_thresholds,
-    reliability,
     separation,
 )
 from sglang_parse.calibrate.report import sections, summary
@@ -244,15 +243,6 @@ def test_the_loosest_certified_threshold_of_a_selection():
     assert loosest_certified(rows[2:]) is None
 
 
-def test_reliability_counts_every_verified_prefix_once():
-    drafts = [draft([0.9, 0.1], first_wrong=1), draft([0.8, 0.95])]
-    bins = reliability(drafts)
-    assert sum(one.right.total for one in bins) == 4
-    assert [one.right.count for one in bins] == [0, 1, 1, 1]
-    assert [one.mean for one in bins] == [0.1, 0.8, 0.9, 0.95]
-    assert reliability([draft([0.5], right=False)]) == ()  # no grader located it
-
-
 # -- right and wrong drafts ------------------------------------------------------------
 
 
@@ -338,9 +328,11 @@ def test_what_is_certified_is_in_80_columns(tmp_path: Path):
     assert max(map(len, lines)) <= 80
 
 
-def test_a_page_without_located_errors():
+def test_a_page_without_whole_answers():
+    """``--served 0``."""
     figures, certificate = calibration()
-    found = sections(replace(figures, bins=()), certificate, CONDITIONS)
-    page = render_report("title", found)
-    assert "Whole answers" in page
-    assert "Reliability of a verdict" not in page
+    pages = [
+        render_report("title", sections(one, certificate, CONDITIONS))
+        for one in (figures, replace(figures, served=()))
+    ]
+    assert ["Whole answers" in page for page in pages] == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from argparse import ArgumentParser
@@ -26,8 +27,7 @@ from sglang_parse.train_judge.drafts import (
     TrainingSet,
 )
 from sglang_parse.train_judge.figures import Bootstrap, threshold_at
-from sglang_parse.train_judge.gather import HiddenStates, SeenDraft, resegmented
-from sglang_parse.train_judge.labels import label, prompt_numbers
+from sglang_parse.train_judge.gather import HiddenStates, label, prompt_numbers, resegmented
 from sglang_parse.train_judge.report import summary
 from sglang_parse.train_judge.result import JudgeReport
 from sglang_parse.train_judge.settings import TrainJudgeSettings
@@ -85,7 +85,6 @@ def test_held_out_prompts_decide():
 def test_log_probabilities_are_used_where_they_tell():
     data, _ = make_drafts(160, signal=0.0, likely=True)
     found = train(data, MAX_ROWS)
-    assert found.candidate.uses_scalars
     assert found.head.scalars[0] > 0
     assert Bootstrap(data.drafts).auroc(found.scores).value > 0.95
 
@@ -244,7 +243,7 @@ def test_likelihood_is_the_worst_token():
 STATES = HiddenStates("question", (1,), 4, "float32", Path())
 
 
-def seen_draft(**changes) -> SeenDraft:
+def stored_draft(**changes) -> dict[str, Any]:
     given = {
         "problem": 0,
         "verdicts": [0.9, 0.8, 0.7],
@@ -255,21 +254,29 @@ def seen_draft(**changes) -> SeenDraft:
         "is_answer_right": False,
         "first_wrong_token": 3,
     }
-    draft = GradedDraft(**(given | changes))
-    return SeenDraft(draft, [7, *range(6)], [-1.0] * 6, [1.0] * 6)
+    return {"draft": given | changes, "logprobs": [-1.0] * 6, "entropies": [1.0] * 6}
 
 
 def test_a_draft_cut_anew_ends_with_its_last_prefix(tmp_path: Path):
     """A head's draft is verified at every token; lines may end before it does."""
     states = replace(STATES, folder=tmp_path)
-    np.save(tmp_path / "0-0.npy", np.zeros((7, 4), np.float32))
     pieces = ["a", "b\n", "c", "d\n", "e", "f"]
     segments = SimpleNamespace(pieces=lambda _: pieces, rule=SegmentRule.parse("line"))
-    unfinished = seen_draft(finished=False, first_wrong=None, first_wrong_token=None)
-    cut = resegmented(unfinished, segments)
-    assert [*cut.draft.prefix_ends] == [2, 4]
-    assert (cut.token_ids, len(cut.logprobs), len(cut.entropies)) == ([7, 0, 1, 2, 3], 4, 4)
-    found = label(cut, 0, states, is_located=True)
+    hidden = base64.b64encode(np.zeros((7, 4), np.float32)).decode()
+    whole = {
+        "draft_token_ids": [*range(6)],
+        "finished": False,
+        "prefix_ends": [*range(1, 7)],
+        "verdicts": [0.9] * 6,
+        "hidden_states": {"data": hidden, "dtype": "float32", "shape": [7, 4]},
+        "draft_logprobs": [-1.0] * 6,
+        "draft_entropies": [1.0] * 6,
+    }
+    cut = resegmented(whole, segments)
+    assert (cut["prefix_ends"], cut["verdicts"]) == ([2, 4], [])
+    graded = GradedDraft(0, cut["verdicts"], cut["prefix_ends"], 6, False, None, None)
+    found = label(states.store(graded, whole), [0], states, is_located=True)
+    assert (len(found.logprobs), len(found.entropies), found.right) == (4, 4, [True, True])
     assert found.load().shape == (1 + found.num_tokens, 4) == (5, 4)
 
 
@@ -305,22 +312,22 @@ def test_later_drafts_have_labels_while_what_is_before_them_is_right(wrong_at, f
         *(0, output, 14, 1.0, {"parse": {"kv_truncated_drafts": 0, "trace": trace}}),
         token_ids=tuple(map(ord, output)),
     )
-    drafts = Collector(None, task, None, None, decode).grade_later_drafts(answer)
+    drafts = Collector(None, task, None, None, decode).grade_later_drafts(answer, dict)
     assert [(one.round, one.first_wrong, one.first_wrong_token) for one in drafts] == found
 
 
 def test_prefixes_after_the_first_wrong_one_have_no_label():
-    found = label(seen_draft(), 5, STATES, is_located=True)
+    found = label(stored_draft(), [5], STATES, is_located=True)
     assert found.right == [True, False, None]
     assert (found.prompt, found.wrong_token, found.labeled) == (5, 3, [0, 1])
     assert list(found.asked) == [0.9, 0.8, 0.7]
 
 
 def test_without_located_errors_only_complete_drafts_have_a_label():
-    found = label(seen_draft(), 5, STATES, is_located=False)
+    found = label(stored_draft(), [5], STATES, is_located=False)
     assert found.right == [None, None, False]
-    unfinished = seen_draft(finished=False, is_answer_right=None)
-    assert label(unfinished, 5, STATES, is_located=False) is None
+    unfinished = stored_draft(finished=False, is_answer_right=None)
+    assert label(unfinished, [5], STATES, is_located=False) is None
 
 
 def test_items_of_one_prompt_share_a_number():
