@@ -414,9 +414,10 @@ def test_a_head_follows_what_was_written(
     for req in batch.reqs:
         req.parse_state.policy = RequestPolicy(threshold=0.5, proposer="eagle3", uses_eagle=True)
     hidden, middle = torch.zeros(sum(num_rows), 48, device=GPU), num_rows[0]
+    part = SimpleNamespace(action=action)
     results = [
-        SimpleNamespace(index=0, action=action, hidden=hidden[:middle]),
-        SimpleNamespace(index=2, action=action, hidden=hidden[middle:]),
+        SimpleNamespace(index=0, part=part, hidden=hidden[:middle]),
+        SimpleNamespace(index=2, part=part, hidden=hidden[middle:]),
     ]
     emitted = [(5, 6), (), (7,)]
     for req, tokens in zip(batch.reqs, emitted, strict=True):
