@@ -46,7 +46,7 @@ def paged_rows(
     kv_lens = [s.kv_len if with_own else s.context_len for s in sequences]
     skipped = [0 if window is None else max(0, length - window) for length in kv_lens]
     kv_lens = [length - skip for length, skip in zip(kv_lens, skipped, strict=True)]
-    kv_indptr = _indptr(kv_lens, sequences, device, starts)
+    kv_indptr = kv_offsets(kv_lens, sequences, device, starts)
     columns = torch.arange(sum(kv_lens), dtype=torch.int32, device=device)
     owner = torch.searchsorted(kv_indptr[1:], columns, right=True).clamp_(max=len(sequences) - 1)
     place = columns - kv_indptr[owner]
@@ -63,11 +63,8 @@ def paged_rows(
 def page_table(
     sequences: Sequence[PseudoSequence], slots: torch.Tensor, starts: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns int32 [n, longest kv_len], the slot of every column; padding is not read.
-
-    Args:
-        sequences, slots, starts: see ``paged_rows``.
-    """
+    """Returns int32 [n, longest kv_len], the slot of every column, of the same arguments as
+    ``paged_rows``; padding is not read."""
     place = torch.arange(max(s.kv_len for s in sequences), device=slots.device)
     owner = torch.arange(len(sequences), device=slots.device)[:, None]
     return _slots_of(sequences, slots, owner, place[None, :], starts)
@@ -79,13 +76,6 @@ def indptr(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def kv_offsets(
-    sequences: Sequence[PseudoSequence], device: torch.device, starts: torch.Tensor | None
-) -> torch.Tensor:
-    """Returns int32 [n + 1], the CSR offsets of the columns that the last rows attend to."""
-    return _indptr([s.kv_len for s in sequences], sequences, device, starts)
-
-
-def _indptr(
     lengths: Sequence[int],
     sequences: Sequence[PseudoSequence],
     device: torch.device,

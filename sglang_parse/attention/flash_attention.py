@@ -24,12 +24,12 @@ class ParseFlashAttentionBackend(FlashAttentionBackend):
         sequences, starts = spec_info.layout.pseudo_sequences(), spec_info.starts
         slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices]
         num_rows = [sequence.num_rows for sequence in sequences]
-        longest = max(sequence.kv_len for sequence in sequences)
+        kv_lens = [sequence.kv_len for sequence in sequences]
         metadata = self.forward_metadata
         metadata.cu_seqlens_q = indptr(num_rows, slots.device)
-        metadata.cu_seqlens_k = kv_offsets(sequences, slots.device, starts)
+        metadata.cu_seqlens_k = kv_offsets(kv_lens, sequences, slots.device, starts)
         metadata.cache_seqlens_int32 = torch.diff(metadata.cu_seqlens_k)
-        metadata.max_seq_len_q, metadata.max_seq_len_k = max(num_rows), longest
+        metadata.max_seq_len_q, metadata.max_seq_len_k = max(num_rows), max(kv_lens)
         metadata.page_table = page_table(sequences, slots, starts)
 
 

@@ -109,9 +109,6 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
         if save_kv_cache and k is not None:
             loc = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
             self.token_to_kv_pool.set_kv_buffer(layer, loc, k, v)
-        return self._attend(q, layer, sinks)
-
-    def _attend(self, q: torch.Tensor, layer: Any, sinks: torch.Tensor | None) -> torch.Tensor:
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)

@@ -176,16 +176,9 @@ def _judge(
         scorer = Scorer.likelihood(device)
     segments = Segmenter(tokenizer, config.segment_rule)
     layers = captured.layers if captured else ()
-    watch = _drift_watch(config, certified)
+    is_certified, known = bool(certified.certificate), certified.certificate or config.judge_file
+    watch = DriftWatch(known.first_verdicts, is_certified=is_certified) if known else None
     return Judge(config, question, scorer, segments, counters, layers, watch)
-
-
-def _drift_watch(config: ParseConfig, certified: Certified) -> DriftWatch | None:
-    """Watches verdicts against the certificate's, or those that the head was trained with."""
-    if certified.certificate:
-        return DriftWatch(certified.certificate.first_verdicts)
-    trained = config.judge_file
-    return DriftWatch(trained.first_verdicts, is_certified=False) if trained else None
 
 
 def _controller(

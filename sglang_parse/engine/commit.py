@@ -35,12 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Committer:
-    """Applies target results to requests.
-
-    Args:
-        judge: where verdicts come from; None in token mode.
-        sources: start drafts, and observe every round.
-    """
+    """Applies target results to requests; ``judge`` is None in token mode."""
 
     def __init__(
         self, config: ParseConfig, judge: Judge | None, counters: Counters, sources: SourceChain
@@ -52,11 +47,8 @@ class Committer:
             self._report_simulation(self._simulated)
 
     def begin(self, req: Req, first_id: int | None) -> None:
-        """Starts a request after its prefill: with a draft, or with a token of the target's.
-
-        Args:
-            first_id: the token that the prefill sampled, if any.
-        """
+        """Starts a request after its prefill, which sampled ``first_id`` if any token: with a
+        draft, or with a token of the target's."""
         state = req.parse_state
         given = state.policy.draft_token_ids
         if state.output_ids or given[:1] != (first_id,):  # retracted, or its grammar refused it

@@ -168,11 +168,8 @@ class EagleDecoder(EagleHead):
         return torch.nn.functional.pad(hidden, (0, 0, 0, num_rows - len(hidden)))
 
     def _extend_fixed(self, batch: ScheduleBatch, rows: Rows, lens: Sequence[int]) -> Any:
-        """Covers all rows of whole proposals: the same number per request, all with slots.
-
-        Args:
-            lens: the requests' output tokens.
-        """
+        """Covers all rows of whole proposals: the same number per request, all with slots, of which
+        the first ``lens`` led to the requests' output tokens."""
         num_rows, reqs = self._chain_rows, [batch.reqs[i] for i in rows]
         starts = [req.parse_state.committed_len - n for req, n in zip(reqs, lens, strict=True)]
         tokens = [req.parse_state.output_ids[-n:] for req, n in zip(reqs, lens, strict=True)]

@@ -62,10 +62,6 @@ class RequestRows:
         return self.logits_rows[0]
 
     @property
-    def num_rows(self) -> int:
-        return self.layout.num_rows
-
-    @property
     def num_answers(self) -> int:
         """Rows whose logits answer a question."""
         return len(self.logits_rows) - self.num_token_rows

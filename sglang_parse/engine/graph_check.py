@@ -219,12 +219,8 @@ def _prefill(
 def _context(
     engine: Engine, batch: ScheduleBatch, num_rows: int
 ) -> Iterator[tuple[list[int], int]]:
-    """While it lasts, the requests have random tokens and KV slots of their own; yields the tokens
-    before their rows, and most rows.
-
-    Args:
-        num_rows: most rows of a forward.
-    """
+    """While it lasts, the requests have random tokens, and KV slots of their own for ``num_rows``
+    rows at most; yields the tokens before their rows, and most rows."""
     runner = engine.verifier.target.runner
     allocator, table = runner.token_to_kv_pool_allocator, batch.req_to_token_pool.req_to_token
     page, config, drawn = allocator.page_size, runner.model_config, Random(0)

@@ -52,11 +52,9 @@ class Engine:
         state = req.parse_state
         is_drafted = state.phase in (Phase.DRAFTING, Phase.VERIFYING) or state.in_segment
         counts = is_drafted and state.draft.source == MODEL and self.drafter is not None
-        return (
-            state.draft_key
-            if counts and not self.controller.rests(state.draft_key, state.num_failed)
-            else None
-        )
+        if not counts or self.controller.rests(state.draft_key, state.num_failed):
+            return None
+        return state.draft_key
 
     def observe(
         self,

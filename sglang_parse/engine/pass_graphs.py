@@ -74,14 +74,7 @@ class PassGraphs(WideGraphs):
         return is_near and sum(lens) <= self.max_rows and len(lens) <= self.max_reqs
 
     def run(self, batch: ForwardBatch) -> tuple[LogitsProcessorOutput, int]:
-        """Runs a forward.
-
-        Args:
-            batch: the forward as SGLang's runner takes it.
-
-        Returns:
-            As that runner; and the rows of the graph.
-        """
+        """Runs a forward as SGLang's runner does; also returns the rows of the graph."""
         num_rows = len(batch.input_ids)
         size = self.padded(-(-num_rows // self.inputs.width))
         self._put(batch, size)

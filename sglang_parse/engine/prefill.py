@@ -21,11 +21,8 @@ from sglang_parse.engine.sglang_types import ScheduleBatch
 
 
 def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBatchResult:
-    """Prefills ``batch``; requests whose prompt is complete start to draft or to decode.
-
-    Args:
-        batch: SGLang's ``ScheduleBatch``, in an extend mode.
-    """
+    """Prefills ``batch``, which is in an extend mode; requests whose prompt is complete start to
+    draft or to decode."""
     _prepare(engine, batch)
     num_eagle, head = 0, engine.timer.watch()
     watch = engine.timer.start()
@@ -52,11 +49,8 @@ def prefill(engine: Engine, batch: ScheduleBatch, **kwargs: Any) -> GenerationBa
 
 def take_prefilled(engine: Engine, batch: ScheduleBatch) -> None:
     """Begins answers whose prompts another server has prefilled, and goes on with those that come
-    back from a retraction with their KV. Their last output token is the anchor.
-
-    Args:
-        batch: SGLang's ``ScheduleBatch``, in the mode PREBUILT, behind its requests' matchers.
-    """
+    back from a retraction with their KV. Their last output token is the anchor. ``batch`` is in the
+    mode PREBUILT, behind its requests' matchers."""
     _prepare(engine, batch)
     for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
         req.parse_state.restart(length, req.output_ids)

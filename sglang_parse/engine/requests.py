@@ -15,11 +15,8 @@ def tokens_left(req: Req) -> int:
 
 
 def draft_budget(req: Req, draft_tokens: int) -> int:
-    """Draft tokens that the request's current round may hold, at least 1.
-
-    Args:
-        draft_tokens: the limit of a round without a plan.
-    """
+    """Draft tokens that the request's current round may hold, at least 1; ``draft_tokens`` is the
+    limit of a round without a plan."""
     plan = req.parse_state.plan
     return max(1, min(plan.draft_tokens if plan else draft_tokens, tokens_left(req)))
 

@@ -53,10 +53,7 @@ class RowResults:
 
 
 class RowReader:
-    """Reads rows of the target's logits, once they are adjusted.
-
-    Args:
-        judge: where verdicts come from; None in token mode.
+    """Reads rows of the target's logits, once they are adjusted; ``judge`` is None in token mode.
 
     Attributes:
         captures: whether verdicts need hidden states of the target.

@@ -58,7 +58,6 @@ class Schedule:
     """Plans the iterations of one server.
 
     Args:
-        controller: bounds latency and fairness, and chooses the draft chunk.
         max_question_len: tokens of the longest question; 0 in token mode.
     """
 
@@ -233,11 +232,7 @@ def free_slots(cache: Any, req: Req, length: int) -> None:
     """Frees the request's slots from ``length`` on: KV of rejected drafts and of questions.
 
     Question KV cannot outlive its pass, because nothing owns its slots. A page whose first slots
-    are in use is retained.
-
-    Args:
-        cache: SGLang's prefix cache, of its ``batch``.
-    """
+    are in use is retained."""
     allocated = req.kv.kv_allocated_len
     length = pages_up(length, cache.token_to_kv_pool_allocator.page_size)
     if length < allocated:

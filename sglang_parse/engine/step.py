@@ -59,11 +59,8 @@ class Step:
         )
 
     def launch(self, before: Step | None = None) -> None:
-        """Launches the draft chunk and the target's forward.
-
-        Args:
-            before: the iteration launched last, while it is in flight.
-        """
+        """Launches the draft chunk and the target's forward; ``before`` is the iteration launched
+        last, while it is in flight."""
         if before is None:
             self.engine.timer.scheduler(len(self.batch.reqs))
         # The plan, made by ``Schedule.apply``.

@@ -98,11 +98,7 @@ class StageTimer:
     def prefill(
         self, watch: Stopwatch, head: Stopwatch, reqs: Sequence[Req], num_head_tokens: int
     ) -> None:
-        """A prefill of the target.
-
-        Args:
-            head: of ``num_head_tokens`` by an EAGLE-3 head.
-        """
+        """A prefill of the target; ``head``: of ``num_head_tokens`` by an EAGLE-3 head."""
         states = [req.parse_state for req in reqs]
         drafting = sum(not state.policy.is_plain for state in states) / len(states)
 
@@ -171,7 +167,7 @@ class StageTimer:
         def charge(ms: float) -> None:
             for state, part in zip(states, parts, strict=True):
                 stage = "decode" if part.action is Action.DECODE else "verify"
-                state.notes.telemetry.charge(stage, ms * part.num_rows / forward.num_rows)
+                state.notes.telemetry.charge(stage, ms * part.layout.num_rows / forward.num_rows)
 
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], head_stage, head_ms)

@@ -110,9 +110,9 @@ class TargetForward:
         self.is_decode_only = is_decode_only
         self.decoding = [reqs[part.index] for part in parts if part.action is Action.DECODE]
         self._asks_logprobs = [reqs[part.index].return_logprob for part in parts]
-        self.num_rows = sum(part.num_rows for part in parts)
+        self.num_rows = sum(part.layout.num_rows for part in parts)
         verified = (part for part in parts if part.action is not Action.DECODE)
-        self.num_verify_rows = sum(part.num_rows for part in verified)
+        self.num_verify_rows = sum(part.layout.num_rows for part in verified)
         columns = RowResults.columns(rows)
         self._shapes = [joined_shape(column) for column in columns]
         self._packed = broadcast(pack(columns))
@@ -124,35 +124,31 @@ class TargetForward:
         rows = [*map(iter, unpack(self._on_host.tolist(), self._shapes))]
         for req in self.decoding if self.is_decode_only else ():
             req.parse_state.arrive_decode()
-        starts = accumulate((part.num_rows for part in self.parts), initial=0)
+        starts = accumulate((part.layout.num_rows for part in self.parts), initial=0)
         asked = zip(self.parts, starts, self._asks_logprobs, strict=False)
-        return [self._result(part, start, asks, *rows) for part, start, asks in asked]
+        return [self._result(part, start, asks, rows) for part, start, asks in asked]
 
     def _result(
-        self,
-        part: RequestRows,
-        start: int,
-        asks_logprobs: bool,
-        tokens: Iterator,
-        scores: Iterator,
-        answers: Iterator,
-        records: Iterator,
+        self, part: RequestRows, start: int, asks_logprobs: bool, rows: Sequence[Iterator]
     ) -> TargetResult:
-        """Takes the request's own rows of what the forward says (``RowResults``), in its order."""
-        count, hidden = part.num_token_rows, self._hidden
+        """Takes the request's own rows of what the forward says: of each of ``RowResults``."""
+        (tokens, scores, answers, records), count = rows, part.num_token_rows
         found = [*map(int, islice(tokens, count))]
         own_scores, own_answers = [*islice(scores, count)], [*islice(answers, part.num_answers)]
         fault = fault_of(found)
         # The first row has no score of its own.
         if any(map(math.isnan, chain(*own_answers, *own_scores[1:]))):
             fault = NAN_IN_TARGET
+        hidden = self._hidden
+        if hidden is not None:
+            hidden = hidden[start + part.lag : start + part.layout.num_rows]
         return TargetResult(
             part,
             target_tokens=() if fault else found,
             scores=own_scores,
             answers=own_answers,
             logprobs=[*islice(records, count)] if asks_logprobs else (),
-            hidden=None if hidden is None else hidden[start + part.lag : start + part.num_rows],
+            hidden=hidden,
             fault=fault,
         )
 

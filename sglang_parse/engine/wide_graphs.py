@@ -37,7 +37,6 @@ class WideInputs:
     Args:
         width: rows of each request.
         max_size: requests of the largest graph.
-        device: where the tensors are.
         max_reqs: requests, where they have any rows, of a graph of ``size * width``; 0 where each
             has ``width``.
 
@@ -82,8 +81,6 @@ class WideGraphs(DecodeCudaGraphRunner):
     Args:
         runner: the model's runner; its decode graphs exist.
         rows: what the rows of a request attend to among themselves.
-        inputs: what the graphs read.
-        sizes: of the graphs.
         what: of the model's forwards these are, for the log and metrics.
         slots: see ``WideTritonBackend``.
 

@@ -208,7 +208,8 @@ def test_paged_rows_of_pseudo_sequences(batch, with_own, unknown):
     assert rows.longest == max(s.num_rows for s in sequences)
     if with_own:
         table = page_table(host_view, slots, starts)
-        offsets = kv_offsets(host_view, slots.device, starts)
+        kv_lens = [s.kv_len for s in host_view]
+        offsets = kv_offsets(kv_lens, host_view, slots.device, starts)
         assert torch.diff(offsets).tolist() == [s.kv_len for s in sequences]
         assert [
             row[: s.kv_len].tolist() for row, s in zip(table, sequences, strict=True)

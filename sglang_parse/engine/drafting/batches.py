@@ -33,7 +33,6 @@ def new_batch(
     """Builds a forward of some requests' new tokens; tensors are int64 on the device.
 
     Args:
-        runner: of the model.
         pools: [n] the requests' rows of ``req_to_token``.
         ids, positions, slots: [new tokens] of the requests, in order.
         seq_lens, seq_lens_cpu: [n] lengths with the new tokens.

@@ -22,11 +22,7 @@ LOG_EVERY = 256
 
 
 class Drafter:
-    """Drafts for one server's requests.
-
-    Args:
-        draft_tokens: most tokens of any draft.
-    """
+    """Drafts for one server's requests; ``draft_tokens``: most tokens of any draft."""
 
     def __init__(self, model: DraftModel, blocks: BlockChoice, draft_tokens: int) -> None:
         self.model, self._blocks, self._draft_tokens = model, blocks, draft_tokens

@@ -87,8 +87,11 @@ class DraftKvMarks:
         lengths = self._marked_lengths(known) if known else []
         found = dict(zip(map(id, known), lengths, strict=True))
         for req in reqs:
-            length, is_sure = found.get(id(req), 0), _is_prefill_processed(req)
-            req.parse_state.record_draft_kv(length, is_sure=is_sure)
+            # Until SGLang knows the token that its last prefill chose, the radix cache may replace
+            # the prompt's slots by others with the same tokens.
+            num_prefilled = req.parse_state.prefilled_len - len(req.origin_input_ids)
+            is_sure = len(req.output_ids) > num_prefilled
+            req.parse_state.record_draft_kv(found.get(id(req), 0), is_sure=is_sure)
 
     def _marked_lengths(self, reqs: Sequence[Req]) -> list[int]:
         device = self._table.device
@@ -97,10 +100,3 @@ class DraftKvMarks:
         marks = self._marked[self._table[rows, : max(lengths)]]
         marks &= torch.arange(max(lengths), device=device) < on_device(lengths, device)[:, None]
         return HostCopy(marks.to(torch.int32).cumprod(dim=1).sum(dim=1)).tolist()
-
-
-def _is_prefill_processed(req: Req) -> bool:
-    """Whether SGLang knows the token that its last prefill chose. Until then the radix cache may
-    replace the prompt's slots by others with the same tokens."""
-    num_prefilled = req.parse_state.prefilled_len - len(req.origin_input_ids)
-    return len(req.output_ids) > num_prefilled

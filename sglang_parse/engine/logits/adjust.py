@@ -28,11 +28,7 @@ from sglang_parse.startup.fallback import is_pure
 
 
 class Adjuster(Protocol):
-    """One kind of adjustment, of rows of requests that have it.
-
-    Args:
-        parts: the rows; ``adjusts`` holds for each request.
-    """
+    """One kind of adjustment, of ``parts``: rows of requests that it ``adjusts``."""
 
     def __init__(self, parts: Sequence[LogitsRows], device: torch.device) -> None: ...
 
@@ -44,11 +40,8 @@ class Adjuster(Protocol):
         """Changes its rows of logits [n, vocab] in place; the draft model's too."""
 
     def advance(self, tokens: torch.Tensor) -> None:
-        """The next rows follow one token more.
-
-        Args:
-            tokens: int64 [n] on the device, for every row of the logits; all parts have one row.
-        """
+        """The next rows follow one token more: of ``tokens``, int64 [n] on the device, for each row
+        of the logits; all parts have one row."""
 
 
 class Penalties:

@@ -18,11 +18,7 @@ NOTHING = "no draft model, and no text that may draft"
 
 
 class SourceChain:
-    """Asks a server's sources for drafts, in their order (``Source.rank``).
-
-    Args:
-        sources: all of them.
-    """
+    """Asks a server's sources for drafts, in their order (``Source.rank``)."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
@@ -51,11 +47,7 @@ class SourceChain:
             source.flush()
 
     def poll(self, reqs: Sequence[Req], *, after_prefill: bool = False) -> None:
-        """Takes what has arrived for the requests, on all ranks alike.
-
-        Args:
-            after_prefill: see ``Source.wait``.
-        """
+        """Takes what has arrived for the requests, on all ranks alike; see ``Source.wait``."""
         for source in self._sources:
             source.wait(reqs, after_prefill=after_prefill)
         pending = [(req, one) for req in reqs for one in self._sources if one.awaits(req)]
@@ -80,11 +72,8 @@ class SourceChain:
         return self._start(req, self._sources[self._sources.index(waited) + 1 :], reason)
 
     def extend(self, req: Req, limit: int) -> None:
-        """Lets a text go on where the request's complete draft ends, in the same verify pass.
-
-        Args:
-            limit: tokens that there are KV slots for.
-        """
+        """Lets a text go on where the request's complete draft ends, in the same verify pass, by at
+        most ``limit`` tokens: there are KV slots for these."""
         draft = req.parse_state.draft
         for source in () if draft.finished or draft.is_truncated else self._extending(req):
             if tail := source.tail(req, limit):

@@ -27,7 +27,6 @@ class EagleSource(Source):
     """Drafts that the head proposes.
 
     Args:
-        config: the server's settings.
         controller: knows what passes and the head cost.
         head: proposes them; it runs as many steps as its longest proposal has tokens, or all.
     """

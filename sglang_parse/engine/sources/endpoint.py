@@ -46,7 +46,6 @@ class EndpointSource(TextSource):
 
     Args:
         client: asks it; None on ranks that are told by rank 0.
-        counters: the process's counters.
     """
 
     def __init__(self, client: EndpointClient | None, counters: Counters, parts: TextParts) -> None:

@@ -96,11 +96,8 @@ class Stream:
 
 
 class EndpointError(Exception):
-    """An endpoint's answer is no draft; the text says why, without its contents.
-
-    Args:
-        status: of HTTP, if it has one.
-    """
+    """An endpoint's answer is no draft; the text says why, without its contents. ``status``: of
+    HTTP, if it has one."""
 
     def __init__(self, text: str, status: object = None) -> None:
         super().__init__(text)

@@ -22,13 +22,6 @@ NOTHING_FORCED = f"{GRAMMAR}: it forces too few tokens"
 
 
 class ForcedSource(Source):
-    """Drafts of forced text.
-
-    Args:
-        config: the server's settings.
-        controller: knows the costs of verify passes.
-    """
-
     name = GRAMMAR
     explains = False  # most grammars force little
 

@@ -105,7 +105,6 @@ class IncomingTexts:
 
     Args:
         encoder: tokenizes them; None on ranks that are told by rank 0.
-        counters: the process's counters.
     """
 
     def __init__(self, encoder: TextEncoder | None, counters: Counters) -> None:

@@ -133,11 +133,8 @@ class Source(ABC):
         return False
 
     def wait(self, reqs: Sequence[Req], *, after_prefill: bool) -> None:  # noqa: B027
-        """May wait a moment for what is about to arrive.
-
-        Args:
-            after_prefill: the requests' prompts have just been prefilled.
-        """
+        """May wait a moment for what is about to arrive; ``after_prefill``: the requests' prompts
+        have just been prefilled."""
 
     def take(self, req: Req) -> News | None:
         """What has arrived for the request, on rank 0; None if that is not known yet."""

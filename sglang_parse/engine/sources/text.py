@@ -40,7 +40,6 @@ class TextParts:
     """What all sources of texts work with.
 
     Attributes:
-        config: the server's settings.
         controller: knows the costs of verify passes.
         incoming: prepares texts.
         segments: cuts drafts into segments; None in token mode, and where tokens are counted.
