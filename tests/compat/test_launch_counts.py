@@ -170,7 +170,7 @@ def test_a_chunk_of_blocks_in_graphs(count: Count, top_k: int):
     width = layout.rows(0).num_rows
 
     class Graphs:
-        fits = staticmethod(lambda _: True)
+        max_bs = 2
 
         def run(self, state: Any, *_: Any) -> tuple[Any, torch.Tensor]:
             replayed["block"] += 1
