@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_parse.client.sections import Facts, Grid, Sections, Text, with_interval
+from sglang_parse.client.sections import Cell, Facts, Grid, Sections, Text, with_interval
 from sglang_parse.core.certificate import Fingerprint
 from sglang_parse.train_judge.figures import Estimate, ReaderFigures
 from sglang_parse.train_judge.result import COMPLETE, LOGPROB, QUESTION, JudgeReport
@@ -108,7 +108,7 @@ def kept_grid(report: JudgeReport) -> Grid:
         "hindsight."
     )
     headings = ("", *(f"at {percent} % risk" for percent in report.head.kept_at_risk))
-    cells = [
+    cells: list[list[Cell]] = [
         [name, *(_cell(kept, percent=True) for kept in one.kept_at_risk.values())]
         for name, one in rows(report)
     ]
