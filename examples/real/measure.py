@@ -29,7 +29,7 @@ from sglang_parse.client.conditions import of_now
 from sglang_parse.client.flags import at_least
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog, run_program
-from sglang_parse.client.records import PARSE_TOKEN, PLAIN, Answer, Item, title_of
+from sglang_parse.client.records import PARSE_TOKEN, PLAIN, Answer, Item
 from sglang_parse.client.sections import Columns, Facts, Grid, Sections
 from sglang_parse.client.servers import ServerSpec
 from sglang_parse.client.tables import publish
@@ -179,7 +179,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     items = [item for kind in kinds for item in kind[: arguments.of_each_kind]]
     asking = Asking(max_tokens=arguments.max_tokens, limit_s=LONG_LIMIT_S, wants_tokens=True)
     trios: list[Trio] = []
-    with Pool(specs, output / "logs", on_start=lambda name: log(f"start {title_of(name)}")) as pool:
+    with Pool(specs, output / "logs", log=log) as pool:
         pool.start_all()
         for trio in measure(pool, items, asking, arguments.concurrency):
             trios.append(trio)

@@ -227,9 +227,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     items = problems(arguments.problems)
     turns = Turns(output / "answers.jsonl", items, arguments.max_tokens)
     specs, folder = specs_of(target, draft), output / "logs"
-    with Pool(
-        specs, folder, max_alive=1, on_start=lambda name: log(f"start {title_of(name)}")
-    ) as pool:
+    with Pool(specs, folder, log=log, max_alive=1) as pool:
         for server in SERVERS:
             turns.answer(pool, server, log)
     rows = {server: turns.rows(server) for server in SERVERS}

@@ -29,7 +29,6 @@ from sglang_parse.core.simulation import BLOCK_ENV_VAR, block_tokens
 from sglang_parse.shapes.shape import Shape, shape_names
 
 KINDS = tuple(kind for kind in TITLES if kind not in (PARSE_QUESTION, PARSE_TOKEN))
-MIN_REQUESTS = 2
 SETTINGS = (
     *("device", "attention_backend", "dtype", "input_len", "output_len"),
     *("draft_len", "block_tokens", "drafting", "waves"),
@@ -45,12 +44,11 @@ OVERHEAD = 1.15
 """Memory of a server / memory of its weights and KV."""
 PASSES = (1, 2, 4, 8, 12, 16, 24, 32)
 """Requests of a pass that graphs are captured for; larger ones run eagerly, where rows decide."""
-_NAMES = ", ".join(shape_names())
 
 
 @dataclass(frozen=True)
 class BenchSettings(Flags):
-    target: Shape = option("qwen3_32b", f"{_NAMES}, or a folder", read=Shape.read)
+    target: Shape = option("qwen3_32b", f"{', '.join(shape_names())}, or a folder", read=Shape.read)
     draft: Shape = option("qwen3_0_6b", "likewise", read=Shape.read)
     device: str = option("cuda", choices=sorted(BACKENDS))
     attention_backend: str = option(None, f"default: {BACKENDS}")
@@ -177,7 +175,7 @@ class BenchSettings(Flags):
             concurrencies=self.concurrencies,
             thresholds=(),
             runs=self.runs,
-            requests=MIN_REQUESTS,
+            requests=2,
             waves=self.waves,
             # The adaptive policy decides after a window of drafts.
             warmup=1 + DEFAULTS.window if self.drafting == "auto" else 1,

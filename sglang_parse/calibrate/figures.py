@@ -29,6 +29,11 @@ from sglang_parse.core.certificate import TOKEN, Loss
 from sglang_parse.core.selection import select
 from sglang_parse.tasks.collect import GradedDraft
 
+EDGE = 1e-6
+"""Verdicts are clipped to this distance from 0 and 1, so that their logits are finite."""
+LOW_QUANTILE = 0.02
+"""Quantile of the pilot's verdicts at which the grid begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class AtThreshold:
@@ -177,12 +182,6 @@ def compare_served(
     )
 
 
-EDGE = 1e-6
-"""Verdicts are clipped to this distance from 0 and 1, so that their logits are finite."""
-LOW_QUANTILE = 0.02
-"""Quantile of the pilot's verdicts at which the grid begins."""
-
-
 def make_grid(
     pilot_verdicts: Iterable[float], size: int, given: Iterable[float]
 ) -> tuple[float, ...]:
@@ -202,16 +201,9 @@ def make_grid(
 def learn_then_test(
     errors: Sequence[int] | np.ndarray, requests: int, alpha: float, delta: float
 ) -> tuple[list[float], list[bool]]:
-    """Tests every threshold.
-
-    Args:
-        errors: requests with an accepted error, per threshold, strictest first. The thresholds
-            were fixed before the errors were counted.
-
-    Returns:
-        Per threshold, the p-value of "the error rate is above alpha", and whether it and all
-        stricter ones passed.
-    """
+    """Returns, per threshold, the p-value of "the error rate is above alpha", and whether it and
+    all stricter ones passed. ``errors``: requests with an accepted error, per threshold, strictest
+    first; the thresholds were fixed before the errors were counted."""
     p_values = stats.binom.cdf(errors, requests, alpha)
     return p_values.tolist(), np.logical_and.accumulate(p_values <= delta).tolist()
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from rich.console import Console
 
 from sglang_parse.calibrate import figures as f
-from sglang_parse.calibrate.figures import errors_allowed, fewest_requests, make_grid
 from sglang_parse.calibrate.report import content, sections
 from sglang_parse.calibrate.settings import CalibrateSettings
 from sglang_parse.client.program import ProgressLog
@@ -63,12 +62,12 @@ def with_loss(task: Assignment, wanted: Loss | None) -> tuple[Loss, Assignment]:
 
 def _requirement(settings: CalibrateSettings) -> str:
     alpha, delta = settings.levels
-    allowed = errors_allowed(settings.requests, alpha, delta)
+    allowed = f.errors_allowed(settings.requests, alpha, delta)
     if allowed >= 0:
         return f"a threshold passes with at most {allowed} errors in {settings.requests} requests"
     return (
         f"{settings.requests} requests certify nothing at alpha {alpha:g} and delta {delta:g}, "
-        f"even without an error: {fewest_requests(alpha, delta)} or more can"
+        f"even without an error: {f.fewest_requests(alpha, delta)} or more can"
     )
 
 
@@ -82,7 +81,7 @@ def calibrate(
     verdicts = (verdict for draft in drafts[:pilot] for verdict in draft.verdicts)
     drafts = drafts[pilot:]
     thresholds = {served_threshold, *settings.thresholds}
-    grid = make_grid(verdicts, settings.grid, thresholds)
+    grid = f.make_grid(verdicts, settings.grid, thresholds)
     tested = f.make_thresholds(drafts, server.selection, grid, loss, settings.levels)
     certified = f.loosest_certified(tested)
     thresholds |= {certified.threshold} if certified else set()
@@ -97,7 +96,7 @@ def calibrate(
     found = {t: scores(f"answers {server.selection} {t}", {"threshold": t}) for t in thresholds}
     figures = f.Calibration(
         served_threshold=served_threshold,
-        errors_allowed=errors_allowed(len(drafts), *settings.levels),
+        errors_allowed=f.errors_allowed(len(drafts), *settings.levels),
         separation=f.separation(drafts, loss),
         thresholds=tested,
         served=tuple(

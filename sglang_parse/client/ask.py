@@ -34,7 +34,6 @@ REQUEST_LIMIT_S, LONG_LIMIT_S = 180.0, 1800.0
 
 ANY_MODEL = "default"
 """A model's name that every server of one model accepts."""
-DECODE_LIMIT_S = 60
 
 Result = TypeVar("Result")
 
@@ -184,7 +183,7 @@ def decode_there(url: str, texts: Sequence[Sequence[int]]) -> list[str]:
     tokens = [list(ids) for ids in texts]
     body = {"model": ANY_MODEL, "tokens": tokens, "skip_special_tokens": False}
     try:
-        answer = httpx.post(f"{url}/v1/detokenize", json=body, timeout=DECODE_LIMIT_S)
+        answer = httpx.post(f"{url}/v1/detokenize", json=body, timeout=60)
         return answer.raise_for_status().json()["text"]
     except (httpx.HTTPError, ValueError, KeyError) as error:
         raise BenchError(f"{url}/v1/detokenize does not answer: {error!r}") from error

@@ -30,7 +30,6 @@ PALETTE = {
     "olive": "#6b8e23",
 }
 _HERE = "sglang_parse.client"
-_CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False}
 
 
 def render_report(title: str, sections: Sections) -> str:
@@ -85,7 +84,7 @@ def _div(part: Plot) -> Markup:
     html = plot.to_html(
         full_html=False,
         include_plotlyjs=False,
-        config=_CONFIG,
+        config={"responsive": True, "displaylogo": False, "displayModeBar": False},
         div_id=f"plot-{part.name}",
         default_height=plot.layout.height or 420,
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sglang_parse.client.records import title_of
 from sglang_parse.client.servers import (
     STOP_LIMIT_S,
     Endpoint,
@@ -33,6 +34,7 @@ class Pool:
     Args:
         logs: folder for one log per start.
         remotes: servers that run already; not counted in ``max_alive``.
+        log: is told what is started.
         launch: (spec, port, log) -> a server that is starting.
     """
 
@@ -43,14 +45,14 @@ class Pool:
         *,
         remotes: Mapping[str, Remote] | None = None,
         max_alive: int | None = None,
-        on_start: Callable[[str], None] = lambda _: None,
+        log: Callable[[str], object] = lambda _: None,
         launch: Launch = Server,
         stop_limit_s: float = STOP_LIMIT_S,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._remotes, self._logs = remotes or {}, logs
         self._max_alive = max_alive or len(specs)
-        self._on_start, self._launch, self._stop_limit_s = on_start, launch, stop_limit_s
+        self._log, self._launch, self._stop_limit_s = log, launch, stop_limit_s
         self._alive: dict[str, Server] = {}  # in the order of their last use
         self._num_started: dict[str, int] = {}
 
@@ -80,15 +82,13 @@ class Pool:
 
     def server(self, spec: ServerSpec) -> Server:
         """Returns the server of that name; starts and suspends it if it does not run."""
-        server = self._alive.pop(spec.name, None)
-        if server is not None:
-            self._alive[spec.name] = server
-            if not server.is_ready:  # it was starting when another one failed
-                _settle(server)
-            return server
-        self._make_room()
-        server = self._start(spec, *free_ports(1))
-        _settle(server)
+        if spec.name in self._alive:
+            server = self._alive[spec.name] = self._alive.pop(spec.name)
+        else:
+            self._make_room()
+            server = self._start(spec, *free_ports(1))
+        if not server.is_ready:  # a new one, or one that was starting when another one failed
+            _settle(server)
         return server
 
     def end(self, name: str) -> None:
@@ -111,11 +111,11 @@ class Pool:
             yield endpoints
 
     def _start(self, spec: ServerSpec, port: int) -> Server:
-        self._on_start(spec.name)
+        self._log(f"start {title_of(spec.name)}")
         self._logs.mkdir(parents=True, exist_ok=True)
         count = self._num_started[spec.name] = self._num_started.get(spec.name, 0) + 1
-        log = self._logs / (f"{spec.name}.log" if count == 1 else f"{spec.name}-{count}.log")
-        server = self._launch(spec, port, log)
+        file = self._logs / (f"{spec.name}.log" if count == 1 else f"{spec.name}-{count}.log")
+        server = self._launch(spec, port, file)
         self._alive[spec.name] = server  # so that it is ended in any case
         return server
 

@@ -10,6 +10,7 @@ from typing import Any
 from sglang_parse.client.demo_pair import is_of_demo_pair, load_problems
 from sglang_parse.client.records import BenchError, Item
 
+_WANTED = 'fix: one text in quotes, or one object with "prompt", per line'
 _EVERYDAY = (
     "What is 17 * 6 + 45? Work it out step by step.",
     "A train leaves at 14:35 and arrives at 17:10. How long does it take? Explain each step.",
@@ -32,7 +33,6 @@ _EVERYDAY = (
     "Write a short description of a second-hand bicycle for an advertisement.",
     "What are the arguments for and against working from home? Three of each.",
 )
-
 
 _NOTICE = (
     "The reading room of the town library is closed from Monday 4 May to Friday 15 May while its "
@@ -67,8 +67,6 @@ _ON_TEXTS = (
      "function.", _CODE),
     ("Return as a JSON object: closed_from, closed_to, fee_free_until, phone, email.", _NOTICE),
 )  # fmt: skip
-
-
 PROMPTS_HELP = (
     'lines of JSON, each a text or an object with "prompt" (default: problems of the demo pair for '
     "its target, a few questions for others)"
@@ -109,9 +107,6 @@ def read_prompts(path: Path) -> list[Item]:
         key = str(row.get("key", number))
         items.append(Item(key, text, row.get("reference"), request=request))
     return items
-
-
-_WANTED = 'fix: one text in quotes, or one object with "prompt", per line'
 
 
 def read_lines(path: Path, wanted: str) -> Iterator[tuple[int, Any]]:

@@ -186,21 +186,15 @@ def awake(*chosen: Server) -> Iterator[None]:
             server.suspend()
 
 
-def free_ports(count: int, offsets: Sequence[int] = (0,)) -> list[int]:
-    """Free ports far apart, each with those at ``offsets`` of it: SGLang takes more ports near the
-    one that it is given."""
-    ports: list[int] = []
+def free_ports(count: int) -> list[int]:
+    """Free ports far apart: SGLang takes more ports near the one that it is given."""
     # Below the range from which the system picks ports for outgoing connections.
     first = random.randrange(20_000, 24_000)
-    for start in range(first, first + 2_000 * count, 2_000):
-        wanted = range(start, start + 2_000)
-        ports.append(
-            next(port for port in wanted if all(_is_free(port + offset) for offset in offsets))
-        )
-    return ports
+    starts = range(first, first + 2_000 * count, 2_000)
+    return [next(filter(is_free, range(start, start + 2_000))) for start in starts]
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as listener:
         try:
             listener.bind(("127.0.0.1", port))

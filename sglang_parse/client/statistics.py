@@ -52,13 +52,11 @@ def upper_bound(count: int, total: int, delta: float) -> float:
 
 
 def paired_difference(better: int, worse: int, total: int) -> tuple[float, float, float]:
-    """The difference of two proportions on the same problems, and its interval.
+    """The difference of two proportions on the same problems, and its interval; ``better``,
+    ``worse``: problems that only the first, only the second answered correctly.
 
     Bonett and Price, "Adjusted Wald confidence interval for a difference of binomial proportions
     based on paired data" (2012): a Wald interval with one better and one worse problem added.
-
-    Args:
-        better, worse: problems that only the first, only the second answered correctly.
     """
     up, down = (better + 1) / (total + 2), (worse + 1) / (total + 2)
     middle = up - down

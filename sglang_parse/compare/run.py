@@ -61,13 +61,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if specs:
         # What is started here is on disk, and so is its tokenizer: no server waits for a network.
         os.environ.update(ENVIRONMENT)
-    with Pool(
-        specs,
-        settings.output / "logs",
-        remotes=settings.remotes,
-        max_alive=settings.max_alive,
-        on_start=lambda name: log(f"start {title_of(name)}"),
-    ) as pool:
+    logs, remotes = settings.output / "logs", settings.remotes
+    with Pool(specs, logs, log=log, remotes=remotes, max_alive=settings.max_alive) as pool:
         runner = Runner(settings, task, pool, log)
         measured = runner.measure()
         traced = runner.traced_answer() if preset == "demo" else None

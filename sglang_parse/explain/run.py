@@ -24,6 +24,10 @@ from sglang_parse.core.selection import contradicts_target
 from sglang_parse.explain import page
 from sglang_parse.explain.settings import ExplainSettings
 
+_WANTED = (
+    "save answers of /generate, or of chat completions with return_token_ids and return_meta_info"
+)
+
 
 def load_answers(settings: ExplainSettings, on_answer: Callable[[], None]) -> list[Traced]:
     """Loads answers from the files, then from the server."""
@@ -64,11 +68,6 @@ def _traced(path: Path, entry: Any) -> Traced:
             f"{path} has an answer without output_ids and meta_info['parse']; fix: {_WANTED}"
         )
     return Traced(prompt, output, one_object(meta["parse"]))
-
-
-_WANTED = (
-    "save answers of /generate, or of chat completions with return_token_ids and return_meta_info"
-)
 
 
 def as_json(traced: Traced) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,19 +23,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             shown.add_row(*row(family))
         console.print(shown)
         return 0
-    model = _read(name)
+    from sglang.srt.configs.model_config import ModelConfig
+
+    try:
+        model = ModelConfig(model_path=name)  # reads config.json alone
+    except (OSError, ValueError, KeyError) as error:
+        fix = "give a folder with config.json, a name on the Hugging Face hub, or a family's"
+        raise BenchError(f"{name!r} cannot be read as a model ({error}); fix: {fix}") from error
     why = refusal(model, None, is_draft=False)
     console.print(f"as target: {why or 'served'}")
     console.print(f"as draft: {refusal(model, None, is_draft=True) or 'served'}")
     return int(bool(why))
-
-
-def _read(name: str) -> Any:
-    """Returns the ``ModelConfig`` of a model, which only its config.json is read for."""
-    from sglang.srt.configs.model_config import ModelConfig
-
-    try:
-        return ModelConfig(model_path=name)
-    except (OSError, ValueError, KeyError) as error:
-        fix = "give a folder with config.json, a name on the Hugging Face hub, or a family's"
-        raise BenchError(f"{name!r} cannot be read as a model ({error}); fix: {fix}") from error

@@ -56,27 +56,24 @@ def data_set(task: Assignment, count: int | None = None) -> str:
     return f"{task.title} ({len(texts)} problems, {digest})"
 
 
-SETTING = "--grader"
-
-
 class GraderCommand:
     """The grader's process."""
 
     def __init__(self, line: str) -> None:
         if not line:
-            raise BenchError(f"{SETTING} is not set; fix: give the command that grades --task-file")
+            raise BenchError("--grader is not set; fix: give the command that grades --task-file")
         self._line = line
         try:
             self._process = subprocess.Popen(
                 shlex.split(line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         except (OSError, ValueError) as error:
-            raise BenchError(f"{SETTING} is {line!r}, which does not start: {error}") from error
+            raise BenchError(f"--grader is {line!r}, which does not start: {error}") from error
 
     def grade(self, item: Item, text: str) -> float:
         score = self._ask(item, text, True).get("score")
         if not isinstance(score, (int, float)) or not 0 <= score <= 1:
-            raise BenchError(f"{SETTING} gave {item.key} the score {score!r}; expected 0 to 1")
+            raise BenchError(f"--grader gave {item.key} the score {score!r}; expected 0 to 1")
         return float(score)
 
     def locate(self, item: Item, text: str, finished: bool) -> int | None:
@@ -84,7 +81,7 @@ class GraderCommand:
         reply = self._ask(item, text, finished)
         if "right_chars" not in reply:
             raise BenchError(
-                f"{SETTING} wrote no right_chars for {item.key}, so errors cannot be located; "
+                f"--grader wrote no right_chars for {item.key}, so errors cannot be located; "
                 "fix: write it, or grade complete answers only: --loss answer (calibrate), "
                 "--labels answers (train-judge)"
             )
@@ -102,9 +99,9 @@ class GraderCommand:
         except (OSError, json.JSONDecodeError) as error:
             code = self._process.poll()
             raise BenchError(
-                f"{SETTING} {self._line!r} wrote no JSON line for {item.key} ({error}; exit code "
+                f"--grader {self._line!r} wrote no JSON line for {item.key} ({error}; exit code "
                 f"{code}); fix: write and flush one per line read"
             ) from error
         if not isinstance(reply, dict):
-            raise BenchError(f"{SETTING} {self._line!r} wrote {line!r}; expected a JSON object")
+            raise BenchError(f"--grader {self._line!r} wrote {line!r}; expected a JSON object")
         return reply

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog
-from sglang_parse.client.records import PARSE, PLAIN, TITLES, Answer, Assignment, BenchError
+from sglang_parse.client.records import PARSE, PLAIN, Answer, Assignment, BenchError
 from sglang_parse.client.servers import ENVIRONMENT, Endpoint, Remote
 from sglang_parse.client.tables import add_bar, make_progress
 from sglang_parse.core.certificate import Fingerprint
@@ -250,9 +250,8 @@ def open_collector(
     tokenizer: Any = AutoTokenizer.from_pretrained(settings.tokenizer)
     as_is = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     remotes, logs = {PARSE: settings.remote} if settings.remote else {}, settings.output / "logs"
-    say = lambda name: log(f"start {TITLES[name]}")  # noqa: E731
     with (
-        Pool(specs, logs, remotes=remotes, on_start=say) as pool,
+        Pool(specs, logs, log=log, remotes=remotes) as pool,
         pool.awake(PARSE) as (endpoint,),
         make_progress(console) as progress,
     ):

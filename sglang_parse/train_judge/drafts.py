@@ -85,9 +85,8 @@ class TrainingSet:
 
     def columns(self, layers: Sequence[int]) -> np.ndarray:
         """Columns of these layers in a row."""
-        starts = [self.layers.index(layer) * self.hidden_size for layer in layers]
-        ranges = [np.arange(start, start + self.hidden_size) for start in starts]
-        return np.concatenate([np.arange(0), *ranges])
+        by_layer = np.arange(self.width).reshape(len(self.layers), self.hidden_size)
+        return by_layer[[self.layers.index(layer) for layer in layers]].ravel()
 
     @cached_property
     def folds(self) -> np.ndarray:

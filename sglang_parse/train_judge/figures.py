@@ -20,8 +20,6 @@ RANKED_RISK, SERVED_RISK = 2, 0.25
 threshold has, because an answer has several drafts."""
 RISKS = (SERVED_RISK, 1, RANKED_RISK, 5)
 """Percent of drafts with an accepted error."""
-RESAMPLES = 400
-
 TINY = 1e-9
 """Against rounding of counts that are whole numbers."""
 Scores = Sequence[Sequence[float]]
@@ -67,7 +65,7 @@ class Bootstrap:
     """Computes figures of several readers of the same drafts; without ``resamples`` of the
     bootstrap only the numbers themselves."""
 
-    def __init__(self, drafts: Sequence[LabeledDraft], resamples: int = RESAMPLES) -> None:
+    def __init__(self, drafts: Sequence[LabeledDraft], resamples: int = 400) -> None:
         names, prompts = np.unique([draft.prompt for draft in drafts], return_inverse=True)
         count = len(names)
         drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), resamples)
@@ -103,7 +101,6 @@ class Bootstrap:
 
     def _aurocs(self, scores: Scores) -> np.ndarray:
         """[1 + resamples]"""
-
         places, size = _places([scores[d][k] for d, k in self._units])
 
         def count(times: np.ndarray, chosen: np.ndarray) -> np.ndarray:

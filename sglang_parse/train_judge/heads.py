@@ -23,18 +23,14 @@ from sklearn.preprocessing import StandardScaler
 from sglang_parse.core.judge import Pooling, pooled_scores
 from sglang_parse.train_judge.drafts import FOLDS, LabeledDraft, TrainingSet
 
-STRENGTH = 0.01
-"""Inverse regularization of a candidate."""
-MAX_ITERATIONS = 300
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a head could be: layers that it reads, scikit-learn's C."""
+    """What a head could be: layers that it reads, scikit-learn's C (inverse regularization)."""
 
     pooling: Pooling
     layers: tuple[int, ...]
-    strength: float = STRENGTH
+    strength: float = 0.01
 
     @property
     def needs_no_segments(self) -> bool:
@@ -119,7 +115,7 @@ class Features:
         columns = data.columns(candidate.layers)
         places = [part * width + columns for part in range(self._parts)]
         used = np.concatenate([*places, self._parts * width + np.arange(2)])
-        model = LogisticRegression(C=candidate.strength, max_iter=MAX_ITERATIONS)
+        model = LogisticRegression(C=candidate.strength, max_iter=300)
         model.fit(self._values[np.ix_(rows, used)], self.labels[rows])
         coefficients = np.zeros(self._values.shape[1])
         coefficients[used] = model.coef_[0] / self._scaler.scale_[used]

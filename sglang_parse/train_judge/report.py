@@ -43,10 +43,7 @@ def summary(report: JudgeReport) -> list[str]:
 
 
 def _listed(keys: Sequence[str], report: JudgeReport) -> str:
-    figures = {key: report.others[key] for key in keys}
-    return " or ".join(
-        f"{TITLES[key]} (AUROC {shown(one.auroc)})" for key, one in figures.items() if one
-    )
+    return " or ".join(f"{TITLES[key]} (AUROC {shown(report.others[key].auroc)})" for key in keys)
 
 
 def sections(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]) -> Sections:
@@ -85,9 +82,8 @@ def _cell(one: Estimate, percent: bool = False) -> tuple[str, str]:
 
 
 def rows(report: JudgeReport) -> list[tuple[str, ReaderFigures]]:
-    """All readers with figures, by name, the head first."""
-    others = [(TITLES[key], one) for key, one in report.others.items() if one]
-    return [("the head", report.head), *others]
+    """All readers, by name, the head first."""
+    return [("the head", report.head), *((TITLES[key], one) for key, one in report.others.items())]
 
 
 def readers_grid(report: JudgeReport) -> Grid:

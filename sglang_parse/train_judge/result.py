@@ -27,7 +27,6 @@ from sglang_parse.train_judge.training import Trained, likelihood_scores
 QUESTION, LOGPROB = "question", "logprob"
 """Readers that need no training, by their keys in judge.json."""
 COMPLETE = "complete drafts"
-EVERY_TOKEN = str(SegmentRule("tokens", 1))
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class JudgeReport:
         head: by verdicts out of fold.
         threshold: of verdicts where the head serves, at which ``SERVED_RISK`` percent of the
             drafts have an error accepted.
-        others: by key of judge.json; None without a question, which is asked about first drafts.
+        others: by key of judge.json; the question's of the first drafts, about which it was asked.
         gains: AUROC of the head minus theirs, paired.
         curve: (drafts that trained a fold's head, AUROC).
     """
@@ -47,7 +46,7 @@ class JudgeReport:
     trained: Trained
     head: ReaderFigures
     threshold: float
-    others: dict[str, ReaderFigures | None]
+    others: dict[str, ReaderFigures]
     gains: dict[str, Estimate]
     curve: Sequence[tuple[int, Estimate]]
 
@@ -70,7 +69,7 @@ class JudgeReport:
             trained=trained,
             head=compared.figures(trained.scores),
             threshold=sigmoid(threshold_at(served, trained.served_scores, SERVED_RISK)),
-            others={QUESTION: None, **others},
+            others=others,
             gains=gains,
             curve=[(count, compared.auroc(one)) for count, one in trained.curve],
         )
@@ -78,7 +77,8 @@ class JudgeReport:
     @property
     def segment(self) -> str | None:
         """Where drafts are verified when the head serves, if not as the drafts that trained it."""
-        return EVERY_TOKEN if self.trained.candidate.needs_no_segments else None
+        is_by_token = self.trained.candidate.needs_no_segments
+        return str(SegmentRule("tokens", 1)) if is_by_token else None
 
     @property
     def unit(self) -> str:
@@ -134,7 +134,8 @@ def content(report: JudgeReport, fingerprint: Fingerprint, facts: dict[str, Any]
         "unit": report.unit,
         **report.counts,
         **asdict(report.head),
-        **{key: one and asdict(one) for key, one in report.others.items()},
+        QUESTION: None,
+        **{key: asdict(one) for key, one in report.others.items()},
         "auroc_gain": {key: asdict(gain) for key, gain in report.gains.items()},
         "learning_curve": [
             {"num_drafts": count, "auroc": asdict(area)} for count, area in report.curve

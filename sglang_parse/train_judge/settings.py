@@ -84,11 +84,8 @@ class TrainJudgeSettings(GradedSettings):
         return ""
 
     def with_judge(self, segment: str | None) -> Self:
-        """The settings of a server with the head in ``output``.
-
-        Args:
-            segment: the head's, if it is another than that of the drafts that trained it.
-        """
+        """The settings of a server with the head in ``output``; ``segment``: the head's, if it is
+        another than that of the drafts that trained it."""
         own = parse_settings(segment=segment) if segment else ()
         flags = (*own, *self.parse_flags, *parse_settings(judge=self.output))
         return replace(self, question="", parse_flags=flags)

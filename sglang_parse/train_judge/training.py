@@ -53,10 +53,8 @@ def likelihood_scores(draft: LabeledDraft) -> list[float]:
 
 
 def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda: None) -> Trained:
-    """Chooses, calibrates and trains a head; calls ``on_step`` ``num_steps`` times.
-
-    Args:
-        max_rows: most tokens of a draft that train a ``worst-token`` head.
+    """Chooses, calibrates and trains a head, a ``worst-token`` one on at most ``max_rows`` tokens
+    of a draft; calls ``on_step`` ``num_steps`` times.
 
     Raises:
         NothingToLearnError: there are not enough labels of both kinds, or the best head's scores
@@ -94,15 +92,13 @@ def train(data: TrainingSet, max_rows: int, on_step: Callable[[], None] = lambda
     )
 
 
-def poolings(data: TrainingSet) -> tuple[Pooling, ...]:
-    """Poolings that the labels can train: without located tokens only the mean over a prefix."""
-    return ("worst-token", "running-mean") if data.locates_tokens else ("running-mean",)
-
-
 def first_candidates(data: TrainingSet) -> list[list[Candidate]]:
-    """Each layer, all of them, and none, by pooling."""
+    """Each layer, all of them, and none, by pooling; without located tokens only the mean over a
+    prefix can be trained."""
     subsets = dict.fromkeys([(), *((layer,) for layer in data.layers), data.layers])
-    return [[Candidate(pooling, layers) for layers in subsets] for pooling in poolings(data)]
+    poolings: list[Pooling] = ["worst-token"] if data.locates_tokens else []
+    poolings.append("running-mean")
+    return [[Candidate(pooling, layers) for layers in subsets] for pooling in poolings]
 
 
 def num_steps(data: TrainingSet) -> int:
@@ -135,10 +131,7 @@ def held_out_scores(
     data: TrainingSet, drafts: Sequence[LabeledDraft], readers: Sequence[Sequence[HeadWeights]]
 ) -> Sequence[Scores]:
     """Scores of each reader, which is a head per fold; each scores the drafts that it never saw.
-
-    Args:
-        drafts: those of ``data``, verified where the heads serve.
-    """
+    ``drafts``: those of ``data``, verified where the heads serve."""
     found: list[list[list[float]]] = [[] for _ in readers]
     for draft, fold in zip(drafts, data.folds, strict=True):
         hidden = draft.load()  # once: it may come from disk

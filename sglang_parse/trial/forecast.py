@@ -59,10 +59,7 @@ def through(texts: Sequence[Marks], length: int) -> PerRound:
 def refused(answer: Answer, texts: Mapping[int, str], threshold: float | None) -> Iterator[bool]:
     """Yields for each draft token whether it is refused: by the likelihood at this threshold,
     numbers and code strict; None: by token mode. The target's tokens between drafts are left out.
-
-    Args:
-        texts: of token ids in the answer and its trace.
-    """
+    ``texts``: of token ids in the answer and its trace."""
     code = CodeBlocks()
     for record in answer.parse["trace"]:
         # Without what was not verified, and without what follows a refused token.

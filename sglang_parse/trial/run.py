@@ -20,16 +20,7 @@ from sglang_parse.client.conditions import of_now
 from sglang_parse.client.pool import Pool
 from sglang_parse.client.program import ProgressLog
 from sglang_parse.client.prompts import prompts_for
-from sglang_parse.client.records import (
-    PARSE,
-    PLAIN,
-    Answer,
-    BenchError,
-    BenchRun,
-    Item,
-    Variant,
-    title_of,
-)
+from sglang_parse.client.records import PARSE, PLAIN, Answer, BenchError, BenchRun, Item, Variant
 from sglang_parse.client.servers import Endpoint, Remote, ServerSpec, free_ports
 from sglang_parse.client.tables import publish
 from sglang_parse.client.targets import command_of
@@ -53,13 +44,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     settings, log = TrialSettings.read(arguments), ProgressLog(console)
     specs = settings.specs()
     warnings = [line for spec in specs if spec.name == PARSE for line in check_start(spec, log)]
-    with Pool(
-        specs,
-        settings.output / "logs",
-        remotes=settings.remotes,
-        max_alive=1,
-        on_start=lambda name: log(f"start {title_of(name)}"),
-    ) as pool:
+    logs, remotes = settings.output / "logs", settings.remotes
+    with Pool(specs, logs, log=log, remotes=remotes, max_alive=1) as pool:
         found = measure(settings, pool, log)
     facts = of_now() | {"servers": {spec.name: command_of(spec) for spec in specs}}
     facts |= {"prompts": str(settings.prompts or "built in"), "seconds": round(log.seconds)}

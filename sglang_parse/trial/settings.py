@@ -15,7 +15,6 @@ from sglang_parse.core.config import OWN
 from sglang_parse.core.judge import LIKELIHOOD
 
 CPU_FLAGS = "--device cpu --attention-backend torch_native --dtype float32 --max-total-tokens 16384"
-ONLINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class TrialSettings(Flags):
             environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", cores)
         paths = {self.target, self.draft, self.eagle3, self.mtp} - {"", OWN}
         if not all(map(os.path.exists, paths)):
-            environment |= ONLINE
+            environment |= {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
         kinds = {PARSE: parse_kind(self.models), PLAIN: PLAIN}
         found = server_specs(self.models, [kinds[name] for name in names])
         return [

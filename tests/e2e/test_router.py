@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_parse.client.servers import COMMON_FLAGS, DEFAULTS, ENVIRONMENT, free_ports
+from sglang_parse.client.servers import COMMON_FLAGS, DEFAULTS, ENVIRONMENT, free_ports, is_free
 from support.client import HTTP, Client, wait_until
 from support.servers import SEED
 from support.warm import Nursery
@@ -61,7 +61,8 @@ class Routed:
 def routed(
     pair: tuple[Path, Path], nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Routed]:
-    (port,) = free_ports(1, offsets=(0, 10, 100, 200))
+    taken = (10, 100, 200)  # by the script, beside the port
+    port = next(one for one in free_ports(4) if all(is_free(one + offset) for offset in taken))
     target, draft = pair
     folder = tmp_path_factory.mktemp("router")
     log = folder / "log"
