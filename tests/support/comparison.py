@@ -67,7 +67,7 @@ def timed(variant: Variant, run: int, concurrency: int, tokens_per_s: float) -> 
     seconds = 960 / tokens_per_s
     stages = dict.fromkeys(STAGES, 0.2) if has_parse(variant) else {}
     passes = (210.0, 31.5) if stages else ()
-    one = (variant, run, concurrency, 12, 960, seconds, tokens_per_s, 1.0, latency, None, stages)
+    one = (variant, run, concurrency, 12, 960, seconds, tokens_per_s, latency, None, stages)
     return ServingRun(*one, *passes)
 
 

@@ -146,14 +146,7 @@ def add_runs(measured: Measured, server: str) -> None:
     rate = {"plain": 10.0, "eagle3@3": 16.0}.get(server, 20.0)
     for run, late in enumerate((1, 0.5, 0.9)):  # the median is 0.9
         for concurrency in (1, 2):
-            numbers = (
-                2,
-                2 * LENGTH,
-                1.0,
-                late * rate,
-                1.0,
-                {"e2e": {"p50": 1, "p90": 1, "p99": 1}},
-            )
+            numbers = (2, 2 * LENGTH, 1.0, late * rate, {"e2e": {"p50": 1, "p90": 1, "p99": 1}})
             measured.serving.append(ServingRun(Variant(server), run, concurrency, *numbers, None))
         if server != "plain":
             meta = {"spec_accept_length": 3.0} if server == "eagle3@3" else {"parse": [counters]}

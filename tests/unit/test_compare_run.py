@@ -129,7 +129,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Load]:
             for index, one in enumerate(load.problems)
         ]
         runs = [
-            ServingRun(variant, load.run, load.concurrency, 1, 1, 1.0, 1.0, 1.0, {}, None)
+            ServingRun(variant, load.run, load.concurrency, 1, 1, 1.0, 1.0, {}, None)
             for variant in load.groups()
         ]
         return runs, answers
