@@ -234,7 +234,7 @@ READINGS: dict[str, Callable[[Row], Sequence[float]]] = {
 def strict_places(row: Row, text_of: Callable[[int], str]) -> list[bool]:
     """Per draft token, whether it or the target's choice is a number, and they differ."""
     pairs = zip(row["draft"], row["choice"], strict=True)
-    is_number = CLASSES["numbers"].holds
+    is_number = CLASSES["numbers"]
     return [a != b and any(is_number(text_of(one), False) for one in (a, b)) for a, b in pairs]
 
 

@@ -28,7 +28,7 @@ def test_sglang_takes_every_server_at_real_shapes(
     from sglang.srt.server_args import prepare_server_args
 
     from sglang_parse.bench.settings import BenchSettings, add_arguments
-    from sglang_parse.core.block import Masks, lookahead_rows
+    from sglang_parse.core.block import BlockKind, Masks
     from sglang_parse.core.config import ENV_VAR, ParseConfig
 
     monkeypatch.setenv(ENV_VAR, "")
@@ -49,4 +49,7 @@ def test_sglang_takes_every_server_at_real_shapes(
     config = ParseConfig.from_env()  # the last server's
     assert (config.draft_tokens, config.segment, config.drafting) == (128, "tokens:1", "auto")
     assert config.judge_file.layers == [settings.target.num_hidden_layers // 2]
-    assert view.speculative_num_draft_tokens == settings.rows + lookahead_rows(8, Masks.EVERY)
+    assert (
+        view.speculative_num_draft_tokens
+        == settings.rows + BlockKind(8, Masks.EVERY).lookahead_rows
+    )

@@ -6,7 +6,7 @@
     chunk.launch(num_tokens, before)         launch forwards; on a CPU, wait for them
     chunk.can_follow(reqs)                   whether the next chunk may be launched before ``wait``
     chunk.wait(leave=0)                      wait for the tokens and add them to the drafts
-    drafter.model.kv                         marks of slots with draft KV: ``clear``, ``settle``
+    drafter.model.kv                         marks of slots with draft KV
 
 Modules, callers first:
 
