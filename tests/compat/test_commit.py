@@ -16,7 +16,6 @@ import torch
 from sglang_parse.core import request_telemetry
 from sglang_parse.core.block import NO_TOKEN
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.counters import Counters
 from sglang_parse.core.phases import (
     ANSWERS,
     EAGLE3,
@@ -37,16 +36,15 @@ from sglang_parse.core.simulation import SimulatedAcceptance, place_of
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.engine import commit as commit_module
 from sglang_parse.engine import verify as verify_module
-from sglang_parse.engine.build import build_sources
-from sglang_parse.engine.commit import Committer
 from sglang_parse.engine.faults import NO_LOGIT, NO_LOGITS
 from sglang_parse.engine.forward import step_rows, verify_rows
-from sglang_parse.engine.judge.judge import WINDOW, Judge
+from sglang_parse.engine.judge.judge import WINDOW
 from sglang_parse.engine.judge.scorer import Scorer
 from sglang_parse.engine.row_results import RowResults
 from sglang_parse.engine.sources.eagle import EagleSource
 from sglang_parse.engine.trace import trace_record
 from sglang_parse.engine.verify import TargetForward, TargetResult
+from support.engine_parts import engine_parts
 from support.rounds import round_of
 from support.watched import Watched
 
@@ -83,22 +81,19 @@ class Served:
         self, draft: list[int], *, finished: bool = False, limit: int = 1000, **settings: Any
     ) -> None:
         config = ParseConfig(**{"segment": "tokens:2", "threshold": 0.5} | settings)
-        segments = Segmenter(Tokens(), config.segment_rule)
         has_head = config.proposer and config.scores_tokens
-        head = Scorer.likelihood("cpu") if has_head else None
-        self.verdicts = Judge(config, QUESTION, head, segments, Counters())
-        self.controller = controller = Controller(mode="always")
-        counters, eagle = Counters(), HEADS["graph"] if config.proposer else None
-        sources = build_sources(
+        eagle = HEADS["graph"] if config.proposer else None
+        parts = engine_parts(
             config,
-            controller,
-            self.verdicts,
-            counters,
-            None,
+            Controller(mode="always"),
+            question=QUESTION,
+            scorer=Scorer.likelihood("cpu") if has_head else None,
+            tokenizer=Tokens(),
             drafter=object() if eagle is None else None,
             head=eagle,
         )
-        self.committer = Committer(config, self.verdicts, counters, sources)
+        self.controller, self.verdicts = parts.controller, parts.judge
+        self.committer = parts.committer
         self.state = RequestState(
             RequestPolicy(0.5, config.judge_name, keep_trace=True, stop_ids=frozenset({STOP})),
             phase=Phase.VERIFYING,

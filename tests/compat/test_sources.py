@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from sglang_parse.core.config import ParseConfig
-from sglang_parse.core.counters import Counters
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import (
     ANSWERS,
@@ -31,7 +30,6 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.core.round import Round
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.core.text_match import TextMatch
-from sglang_parse.engine.build import build_sources
 from sglang_parse.engine.logits import grammar as grammar_module
 from sglang_parse.engine.sources import chain as chain_module
 from sglang_parse.engine.sources import endpoint as endpoint_module
@@ -42,6 +40,7 @@ from sglang_parse.engine.sources.endpoint_client import Stream
 from sglang_parse.engine.sources.incoming import TextEncoder
 from sglang_parse.engine.sources.source import News
 from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN
+from support.engine_parts import engine_parts
 from support.rounds import round_of
 from support.watched import Watched
 
@@ -105,19 +104,16 @@ class Server:
         self.config = ParseConfig(
             verification="token", prompt_drafts=prompt_drafts, eagle3_path=path, **more
         )
-        self.counters = Counters()
-        controller = self.controller = Controller(mode=mode)
         self.client = Client()
-        self.chain = build_sources(
+        parts = engine_parts(
             self.config,
-            controller,
-            None,
-            self.counters,
-            TextEncoder(Characters(), 1000) if is_first_rank else None,
+            Controller(mode=mode),
+            encoder=TextEncoder(Characters(), 1000) if is_first_rank else None,
             drafter=object() if model else None,
             head=head,
             client=self.client if is_first_rank else None,
         )
+        self.controller, self.counters, self.chain = parts.controller, parts.counters, parts.sources
 
     def request(self, prompt: str = "prompt", prediction: str = "", **more: Any) -> Any:
         req = Request(

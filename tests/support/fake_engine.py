@@ -22,6 +22,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Action, Draft, Phase, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
+from support.engine_parts import engine_parts
 from support.fake_gpu import GPU, fake_gpu
 
 VOCAB, WIDTH, PROMPT = 32, 64, 20
@@ -29,7 +30,7 @@ CONFIG = ParseConfig(draft_tokens=8, draft_chunk=4)
 CHUNK, SIZE, BLOCKS = 16, 8, 4
 DRAFTED = 5
 """Every number that arrives."""
-QUESTION = SimpleNamespace(accept_id=3, reject_id=4)
+QUESTION = SimpleNamespace(accept_id=3, reject_id=4, max_len=2)
 
 
 @contextmanager
@@ -277,7 +278,6 @@ def engine_for(
     from sglang_parse.engine.drafting.drafter import Drafter
     from sglang_parse.engine.drafting.kv_marks import DraftKvMarks
     from sglang_parse.engine.faults import DraftGuard
-    from sglang_parse.engine.judge.judge import Judge
     from sglang_parse.engine.parts import Engine
     from sglang_parse.engine.sources.eagle import take_chain
     from sglang_parse.engine.target import TargetModel
@@ -303,16 +303,14 @@ def engine_for(
     if has_head:
         draft.head = draft_head(batch)
     kinds = block_kinds(block_size, allow_one_token=False, has_head=has_head)
-    controller = Controller(kinds=kinds)
+    parts = engine_parts(config, controller := Controller(kinds=kinds), question=question)
     return Engine(
         config=config,
         drafter=Drafter(draft, controller.blocks, config.draft_tokens),
         draft_guard=DraftGuard(1),
         eagle=None,
         judge=None,
-        verifier=Verifier(
-            target, question and Judge(config, question, None, None, None), is_masked=is_masked
-        ),
+        verifier=Verifier(target, parts.judge, is_masked=is_masked),
         committer=SimpleNamespace(
             begin=lambda req, first_id: req.parse_state.output_ids.append(first_id),
             ask=lambda _: None,
