@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
@@ -29,7 +28,6 @@ from sglang_parse.core.judge import (
     read_judge,
 )
 from sglang_parse.core.phases import EAGLE3, MTP
-from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.question import built_in_questions
 from sglang_parse.core.segment import SegmentRule
 from sglang_parse.core.setting import (
@@ -38,7 +36,6 @@ from sglang_parse.core.setting import (
     Setting,
     Threshold,
     problems_of,
-    read_json_file,
     settings_of,
     shown,
     unknown_names,
@@ -134,9 +131,6 @@ class ParseConfig(BaseModel):
     """Maximum slowdown of plain requests while others draft, relative to plain decoding at the same
     load: drafting pauses until time above it is compensated. 0: no bound. Not applied with
     --parse-drafting always."""
-    policy_config: str = Field("", json_schema_extra={"metavar": "FILE"})
-    """JSON file with constants of adaptive drafting that replace the built-in ones, by name (see
-    ``core.policy.constants``)."""
     layout: Literal["auto", "mask", "alias"] = "auto"
     """Attention layout of passes with questions, or of drafts in blocks: a custom 'mask', or
     pseudo-sequences that 'alias' the request's KV slots. 'auto' chooses by attention backend; other
@@ -174,7 +168,6 @@ class ParseConfig(BaseModel):
         self._check_verification()
         self._check_files()
         self._check_mtp()
-        _ = self.policy
 
     @field_validator("draft_parallel_tokens", mode="before")
     @classmethod
@@ -268,13 +261,6 @@ class ParseConfig(BaseModel):
         ):
             return self.judge_file.threshold
         return float(self.threshold)
-
-    @property
-    def policy(self) -> PolicyConfig:
-        if not self.policy_config:
-            return PolicyConfig()
-        name = f"{flag('policy_config')} {self.policy_config}"
-        return read_json_file(PolicyConfig, Path(self.policy_config), name, ConfigError)
 
     @property
     def strict_classes(self) -> tuple[str, ...]:

@@ -197,7 +197,7 @@ def _controller(
     simulated = SimulatedAcceptance.from_env(config)
     fixed_ratio = simulated is not None and not simulated.adapts_len
     limits = Limits.of(config, max_question_len, is_timed=is_timed, fixed_ratio=fixed_ratio)
-    return Controller(limits, mode, config.policy, kinds if is_timed else kinds[:1])
+    return Controller(limits, mode, kinds=kinds if is_timed else kinds[:1])
 
 
 def _layout(server_args: Any, config: ParseConfig, target: Any, block_size: int) -> str:

@@ -21,6 +21,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_parse.core.block import BlockKind
 from sglang_parse.core.phases import Draft, RequestPolicy
+from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.stage import Stage, StageTime
 from sglang_parse.device import on_device
@@ -79,7 +80,7 @@ def _run_target(engine: Engine, batch: ScheduleBatch) -> None:
     verifier.decode(batch, [0]).wait()
     buckets = [size for size in _row_buckets(verifier.target.runner) if size > 1 + num_asked]
     has_graphs = bool(graph_sizes(verifier.target.runner))
-    for _ in range(1 + engine.config.policy.cold_forwards if has_graphs else 1):
+    for _ in range(1 + DEFAULTS.cold_forwards if has_graphs else 1):
         passes = [_verify(engine, batch, num_rows, num_asked) for num_rows in buckets]
         if has_graphs:
             engine.controller.observe(broadcast_object(passes), ())
@@ -103,7 +104,7 @@ def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:
     for kind in kinds:
         _chunk_ms(engine, drafter, batch, kind, 1)
     graphs = [(x, size) for x in kinds for size in SIZES if drafter.model.has_graph(x, size)]
-    for _ in range(1 + engine.config.policy.cold_forwards if graphs else 0):
+    for _ in range(1 + DEFAULTS.cold_forwards if graphs else 0):
         times = [_chunk_ms(engine, drafter, batch, kind, size) for kind, size in graphs]
         for (kind, size), ms in zip(graphs, broadcast_object(times), strict=True):
             # By graph: the first requests' chunks may still meet cold kernels around a replay.

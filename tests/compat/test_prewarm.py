@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_parse.core.phases import Action, Phase
+from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.stage import Stage
 from support.fake_engine import arrived, batch_of, engine_for, request
 
@@ -40,7 +41,7 @@ def test_every_kind_of_forward_runs(
     engine.drafter.model.has_graph = lambda _, size: size <= graph_reqs
     prewarming.prewarm(engine)
     rows = [len(forward.input_ids) for forward in target.forwards]
-    num_runs = 1 + engine.config.policy.cold_forwards
+    num_runs = 1 + DEFAULTS.cold_forwards
     assert rows == [1, *[16, 32] * num_runs]
     costs = engine.controller._costs[Stage.VERIFY]
     assert [size for size in (4, 16, 32, 128) if costs.knows(size)] == [16, 32]
@@ -58,7 +59,7 @@ def test_every_kind_of_forward_runs(
         assert cost.per_token(1) == math.inf
         # What the first requests' chunks take is no mean: their kernels may be cold.
         known = cost.per_forward.at(1)
-        for _ in range(engine.config.policy.cold_forwards):
+        for _ in range(DEFAULTS.cold_forwards):
             cost.per_forward.add(1, 1e3)
         assert cost.per_forward.at(1) == known
         assert engine.controller.blocks.choose(1) is [*costs][0]

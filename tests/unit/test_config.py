@@ -2,8 +2,6 @@
 
 import argparse
 import json
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +14,12 @@ from sglang_parse.core.config import (
     flag,
 )
 from sglang_parse.core.options import RequestOptions
-from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.question import QuestionWording
 from sglang_parse.core.selection import SELECTIONS
 from sglang_parse.core.setting import ConfigError, settings_of
 
 pytestmark = pytest.mark.unit
 
-POLICY = Path(__file__).resolve().parents[1] / "data" / "policy.json"
 CHANGED = ParseConfig(
     draft_tokens=64,
     draft_chunk=8,
@@ -31,7 +27,6 @@ CHANGED = ParseConfig(
     max_prefixes=4,
     segment="tokens:12",
     question="q.json",
-    policy_config=str(POLICY),
     threshold=1.5,
     judge="question",
     hidden_layers="8,12",
@@ -116,31 +111,6 @@ def test_segment_is_validated():
     with pytest.raises(ConfigError, match="--parse-segment: expected .*'tokens:0'"):
         ParseConfig(segment="tokens:0")
     assert ParseConfig(segment="tokens:12").segment_rule.num_tokens == 12
-
-
-def test_a_file_replaces_constants_of_the_policy():
-    found = ParseConfig(policy_config=str(POLICY)).policy
-    assert (found.window, found.chunk_steps) == (8, 1.5)
-    assert replace(found, window=DEFAULTS.window, chunk_steps=DEFAULTS.chunk_steps) == DEFAULTS
-    assert ParseConfig().policy == DEFAULTS
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"windows": 8}', "wrong windows"),
-        ('{"window": 0}', "wrong window: .*greater than 0"),
-        ('{"window": "8"}', "wrong window"),
-        ("[]", "is not a JSON object"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_bad_file_of_constants_is_refused_by_name(tmp_path, text, message):
-    path = tmp_path / "policy.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ConfigError, match=f"--parse-policy-config .*policy.json.* {message}"):
-        ParseConfig(policy_config=str(path))
 
 
 def test_is_semantic():
