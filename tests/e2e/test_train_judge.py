@@ -37,18 +37,18 @@ FIGURES = {"auroc", "auroc_within_prompt", "kept_at_risk"}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Of its greedy drafts 64 of 80 are wrong, 19 in the first line; 16 of the first 24."""
     return DEMO / "target", disturbed_draft(tmp_path_factory.mktemp("disturbed"), noise=0.25)
 
 
 @pytest.fixture(scope="module")
-def states(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
+def states(start_server: Start, disturbed: tuple[Path, Path]) -> Iterator[Client]:
     """Sends hidden states, and asks the question after every line: ``auto`` drafts and asks as much
     as pays at the moment."""
     layers = ",".join(map(str, LAYERS))
     flags = ("--parse-hidden-layers", layers, "--parse-max-prefixes", "64", *ALWAYS)
-    yield from served(start_server, "states", *parse_flags(pair, *QUESTION, *flags))
+    yield from served(start_server, "states", *parse_flags(disturbed, *QUESTION, *flags))
 
 
 def train_judge(client: Client, folder: Path, *flags: str) -> int:
@@ -133,9 +133,9 @@ def test_a_server_without_hidden_states_is_refused(semantic: Client, tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def head(start_server: Start, pair: tuple[Path, Path], trained: Path) -> Iterator[Client]:
+def head(start_server: Start, disturbed: tuple[Path, Path], trained: Path) -> Iterator[Client]:
     layers = ("--parse-hidden-layers", ",".join(map(str, LAYERS)))
-    flags = parse_flags(pair, "--parse-judge", str(trained), *layers, *ALWAYS)
+    flags = parse_flags(disturbed, "--parse-judge", str(trained), *layers, *ALWAYS)
     yield from served(start_server, "trained-head", *flags)
 
 
