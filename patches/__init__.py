@@ -19,8 +19,8 @@ PATCHES: tuple[Patch, ...] = (*parse.PATCHES, *cpu.PATCHES)
 def needed() -> list[Patch]:
     """Returns the patches that this process needs; those of ``cpu`` without an accelerator only."""
     in_launcher = multiprocessing.parent_process() is None
-    others = () if on_cpu_only() else cpu.PATCHES
-    return [p for p in PATCHES if p not in others and (in_launcher or not p.launcher_only)]
+    here = PATCHES if on_cpu_only() else parse.PATCHES
+    return [patch for patch in here if in_launcher or not patch.launcher_only]
 
 
 def symbols() -> list[Symbol]:

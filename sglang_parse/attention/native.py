@@ -74,11 +74,11 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
         table = self.req_to_token_pool.req_to_token
-        slots = [table[request] for request in forward_batch.req_pool_indices]
-        parts = _masked_parts(forward_batch, slots, self._narrow_extends)
+        parts = _masked_parts(forward_batch, table, self._narrow_extends)
         if self._serves_all and forward_batch.forward_mode.is_decode():
             lengths = forward_batch.seq_lens.tolist()
-            parts = _parts_of(slots, _causal_masks([1] * len(lengths), lengths))
+            masks = _causal_masks([1] * len(lengths), lengths)
+            parts = _parts_of(_slots_of(forward_batch, table), masks)
         is_masked = getattr(forward_batch.spec_info, "custom_mask", None) is not None
         self.attend_in(parts, in_order=not is_masked)
 
@@ -153,17 +153,16 @@ class MaskedTorchNativeBackend(TorchNativeAttnBackend):
 
 
 def _masked_parts(
-    forward_batch: Any, slots: Sequence[torch.Tensor], narrow_extends: bool
+    forward_batch: Any, req_to_token: torch.Tensor, narrow_extends: bool
 ) -> list[AttentionPart]:
-    """Returns the parts of a verify pass or, if asked, of an extend; none for other passes.
-    ``slots``: the requests' rows of ``req_to_token``."""
+    """Returns the parts of a verify pass or, if asked, of an extend; none for other passes."""
     spec_info, mode = forward_batch.spec_info, forward_batch.forward_mode
     if isinstance(spec_info, ParseVerifyInput):
         layout, flat = spec_info.layout, spec_info.custom_mask
         if spec_info.starts is not None:  # on a CPU the host can read them
             layout = layout.at(spec_info.starts.tolist())
         if flat is None:
-            return _alias_parts(layout, slots)
+            return _alias_parts(layout, _slots_of(forward_batch, req_to_token))
         masks = split_flat_mask(flat[: layout.mask_size], layout)
     elif spec_info is not None and mode.is_target_verify():
         masks = _tree_masks(spec_info, forward_batch.seq_lens.tolist())
@@ -175,7 +174,12 @@ def _masked_parts(
         )
     else:
         return []
-    return _parts_of(slots, masks)
+    return _parts_of(_slots_of(forward_batch, req_to_token), masks)
+
+
+def _slots_of(forward_batch: Any, req_to_token: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the requests' rows of ``req_to_token``."""
+    return [req_to_token[request] for request in forward_batch.req_pool_indices]
 
 
 def _parts_of(slots: Iterable[torch.Tensor], masks: Iterable[torch.Tensor]) -> list[AttentionPart]:
@@ -192,7 +196,7 @@ def _parts_of(slots: Iterable[torch.Tensor], masks: Iterable[torch.Tensor]) -> l
 
 
 def _alias_parts(layout: VerifyLayout, slots: Sequence[torch.Tensor]) -> list[AttentionPart]:
-    """Returns one part per pseudo-sequence; ``slots``: see ``_masked_parts``."""
+    """Returns one part per pseudo-sequence; ``slots``: see ``_slots_of``."""
     kv_slots, masks = [], []
     for one in layout.pseudo_sequences():
         row, own = slots[one.request], slice(one.start_column, one.start_column + one.num_rows)

@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from sglang_parse.client.servers import awake
+from support.bodies import PLAIN, TRACE
 from support.client import Client, ids_of, parse_info, random_prompts, retractions
 from support.families import TINY, Tiny, cpu_kernels
 from support.servers import OVERLAP, SEED, Start, parse_flags
 
 LIMIT, AT_A_TIME = {"max_new_tokens": 56, "ignore_eos": True}, 8
 PROMPTS = random_prompts(10, 71)
-TRACE = {"drafting": "always", "trace": True}
-PLAIN = {"enabled": False}
 TOKEN = (*("--parse-verification", "token", "--parse-draft-tokens", "8"), *SEED)
 TIGHT = ("--max-total-tokens", "560", "--swa-full-tokens-ratio", "0.5")
 """560 slots, 280 of them for windows."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.bodies import abort_while
+from support.bodies import PLAIN, TRACE, abort_while
 from support.client import (
     Client,
     assert_all_kinds_of_drafts,
@@ -28,7 +28,6 @@ from support.servers import (
 )
 
 LIMIT = {"max_new_tokens": 40, "ignore_eos": True}
-DRAFT, PLAIN = {"drafting": "always", "trace": True}, {"enabled": False}
 VARIABLES = {"SGLANG_MAMBA_CONV_DTYPE": "float32", "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
 VARIABLES |= {"SGLANG_TEST_RETRACT_INTERVAL": "5"}
 pytestmark = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
@@ -81,7 +80,7 @@ def test_short_of_slots(client: Client, expected: dict, is_forced: bool):
     for _ in range(2):  # the second time earlier answers draft, too
         client.flush()
         with retractions(client, is_forced):
-            answers = client.generate_all([*map(list, expected)], 12, **LIMIT, parse=DRAFT)
+            answers = client.generate_all([*map(list, expected)], 12, **LIMIT, parse=TRACE)
         assert ids_of(answers) == [*expected.values()]
         infos = [parse_info(answer) for answer in answers]
         num_retracted = sum(answer["meta_info"]["num_retractions"] for answer in answers)
@@ -93,7 +92,7 @@ def test_short_of_slots(client: Client, expected: dict, is_forced: bool):
 def test_turns_after_drafts_that_end_the_answer(client: Client, expected: dict):
     """A state that consumed a draft's last token is one token ahead of the KV."""
     tail, found = random_prompts(1, 43)[0], {}
-    for options in (PLAIN, DRAFT, DRAFT):  # the last time with the whole answer as drafts
+    for options in (PLAIN, TRACE, TRACE):  # the last time with the whole answer as drafts
         client.flush()
         for prompt in map(list, expected):
             first = client.generate(prompt, **LIMIT, parse=options)
@@ -110,7 +109,7 @@ def test_a_state_that_lags_far(client: Client):
     prompts, longest = random_prompts(3, 47), 0
     expected = client.generate_all(prompts, 1, **limit, parse=PLAIN)
     client.flush()
-    answers = client.generate_all(prompts, 1, **limit, parse=DRAFT)
+    answers = client.generate_all(prompts, 1, **limit, parse=TRACE)
     assert ids_of(answers) == ids_of(expected)
     for answer in answers:
         lag = 0
@@ -124,9 +123,9 @@ def test_a_state_that_lags_far(client: Client):
 def test_an_abort_leaves_no_wrong_state(client: Client, expected: dict):
     client.flush()
     prompt = [*next(iter(expected))]
-    (answer,) = abort_while(client, "target-verify", {"prompt": prompt, "parse": DRAFT, **LIMIT})
+    (answer,) = abort_while(client, "target-verify", {"prompt": prompt, "parse": TRACE, **LIMIT})
     turn = [*prompt, *answer["output_ids"]]
-    answers = [client.generate(turn, **LIMIT, parse=DRAFT)]
+    answers = [client.generate(turn, **LIMIT, parse=TRACE)]
     client.flush()
     assert ids_of(answers) == ids_of([client.generate(turn, **LIMIT, parse=PLAIN)])
 
@@ -136,7 +135,7 @@ def test_two_ranks(ranks: Client):
     prompts = random_prompts(12, 41)
     expected = ranks.generate_all(prompts, 12, **LIMIT, parse=PLAIN)
     ranks.flush()
-    answers = ranks.generate_all(prompts, 12, **LIMIT, parse=DRAFT)
+    answers = ranks.generate_all(prompts, 12, **LIMIT, parse=TRACE)
     assert ids_of(answers) == ids_of(expected)
     assert_all_kinds_of_drafts(answers)
     ranks.assert_nothing_lost()

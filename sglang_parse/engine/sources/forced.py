@@ -22,6 +22,8 @@ NOTHING_FORCED = f"{GRAMMAR}: it forces too few tokens"
 
 
 class ForcedSource(Source):
+    """Drafts of forced text."""
+
     name = GRAMMAR
     explains = False  # most grammars force little
 
