@@ -23,7 +23,7 @@ PYTEST_FLAGS ?=
 BASE ?= HEAD
 # Two groups of test files at a time, as a server under test keeps one core busy; the longest first
 # (tests/conftest.py).
-PYTEST := $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --instafail
 # Without a cache, mypy keeps a core busy for more than a minute: it runs beside the tests.
 WITH_MYPY = $(RUN) -m mypy >build/mypy.log 2>&1 & mypy=$$!; failed=; \
 	$(1) || failed=1; wait $$mypy || { cat build/mypy.log; failed=1; }; test -z "$$failed"
