@@ -122,13 +122,15 @@ def parts_of(folder: Path) -> Iterator[bytes]:
 
 def read_gguf(folder: Path, name: str) -> tuple[Any, Any]:
     """Model in float32, and tokenizer. It has no mark that it once was quantized, with which
-    transformers saves nothing."""
+    transformers saves nothing; its weights are in memory once."""
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
     if hasattr(read.config, "quantization_config"):
         del read.config.quantization_config
-    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
-    model.load_state_dict(read.state_dict())
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict(), assign=True)
+    model.tie_weights()
     return model, tokenizer
 
 
