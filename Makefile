@@ -31,7 +31,7 @@ WITH_MYPY = $(RUN) -m mypy >build/mypy.log 2>&1 & mypy=$$!; failed=; \
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real real-pair compare load docs generate check lint test test-changed test-nightly test-all test-gpu test-real bench-gpu soak train-demo-pair
+.PHONY: help setup demo demo-real real-pair compare load docs generate check lint test test-changed test-nightly test-weekly test-all test-gpu test-real bench-gpu soak train-demo-pair
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 26
@@ -88,7 +88,10 @@ test-changed: setup  ## tests on servers that what changed since BASE can break 
 test-nightly: docs  ## the second tier: the documents, and more tests
 	$(PYTEST) --tier nightly $(PYTEST_FLAGS)
 
-test-all: test test-nightly  ## both tiers, as CI runs them
+test-weekly: setup  ## the third tier: the same on more families, pools and shapes
+	$(PYTEST) --tier weekly $(PYTEST_FLAGS)
+
+test-all: test test-nightly  ## the two tiers that CI runs
 
 test-gpu: setup  ## the tests that need a GPU (GPU_TESTS=tests/gpu/test_kernels.py)
 	$(RUN) -m pytest -ra $(GPU_TESTS)

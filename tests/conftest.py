@@ -33,7 +33,7 @@ SHARED_SERVERS = (
 alone at the end."""
 LONGEST_FILES = ("test_families", "test_pools", "test_attention_backends", "test_wheel")
 """Of those without such servers: they would be alone at the end of the second tier."""
-TIERS = ("fast", "nightly")
+TIERS = ("fast", "nightly", "weekly")
 LARGEST_GROUP = {"overlap", "blocks"}
 """Files that use these are a group apart: the random pair's would take half of a run in one
 process. The other servers that both groups use start in both."""
@@ -111,7 +111,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def tier_of(item: pytest.Item) -> str:
-    return "nightly" if item.get_closest_marker("nightly") else "fast"
+    return next((tier for tier in TIERS[:0:-1] if item.get_closest_marker(tier)), TIERS[0])
 
 
 def shared_servers(items: list[pytest.Item]) -> dict[Path, set[str]]:

@@ -123,7 +123,7 @@ def test_split_kv_of_graphs():
     assert "SGLang's kernel does the rest" in done.stdout
 
 
-@pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
+@pytest.mark.weekly("tests/compat/test_attention_backends.py::test_torch_native")
 def test_split_kv_over_a_grid():
     """Head dimensions 64 to 256, groups 1 to 16, pages, 8-bit KV, 32k of context, two dtypes: each
     dimension and each group in both."""

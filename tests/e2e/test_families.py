@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -51,20 +51,30 @@ TOKEN = ("--parse-verification", "token", "--parse-draft-tokens", "8", *SMALL_CH
 FAST = ("deepseek-v2", "gemma-3", "qwen3.5")
 EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
 """Of the states of convolutions, which are kept in bf16 otherwise."""
-SECOND = pytest.mark.nightly("tests/e2e/test_families.py::test_token_mode")
-NAMES = [name if name in FAST else pytest.param(name, marks=SECOND) for name in TINY]
-THIRD = pytest.mark.nightly("tests/compat/test_attention_backends.py::test_torch_native")
+STAND_IN = "tests/e2e/test_families.py::test_token_mode"
+SECOND, THIRD = pytest.mark.nightly(STAND_IN), pytest.mark.weekly(STAND_IN)
+LIKE_OTHERS = {"kimi-k2.5", "mistral-large-3", "gemma-3-images", "olmo-3", "exaone-4", "mellum-2"}
+LIKE_OTHERS |= {"granite-swash", "granite-4", "granite-4-moe", "lfm2-moe", "nemotron-3"}
+LIKE_OTHERS |= {"qwen3.5-moe", "qwen3.5-moe-images"}
+"""Families whose kinds of attention and of states other ones have, too."""
+
+
+def marked(names: Iterable[str], third: Collection[str] = LIKE_OTHERS) -> list[Any]:
+    return [pytest.param(name, marks=THIRD if name in third else SECOND) for name in names]
+
+
+NAMES = [*FAST, *marked(name for name in TINY if name not in FAST)]
 READ = ("deepseek-v2", "deepseek-v3", "glm-4.7-flash", "kimi-k2.5")
 """Families with captured layers, beside questions."""
 UNREAD = ("minicpm-3", "mistral-large-3")
-ASKED = [pytest.param(name, marks=THIRD) for name in (*READ, *UNREAD, *WINDOWED)]
+ASKED = marked((*READ, *UNREAD, *WINDOWED))
 LAYERS = (0, 1)
 HEADED = ("qwen3-next", "qwen3.5", "qwen3.5-images", "qwen3.5-moe")
 HEADED += ("nemotron-h", "nemotron-3", "lfm2", "lfm2-moe")
 """Families with captured layers, but no questions."""
 COVERED = {*READ, *UNREAD, *WINDOWED, *HEADED} - {*FAST}
-"""By other verdicts, of one pass with the same layers; token mode has their logits."""
-JUDGED = [pytest.param(name, marks=SECOND) for name in TINY if name not in COVERED]
+"""By other verdicts, of a pass with the same layers; token mode has their logits."""
+JUDGED = marked(TINY, COVERED | LIKE_OTHERS)
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +269,7 @@ def test_answers_to_questions_and_layers(asked: tuple[Client, Path], request: An
     assert max(verdicts) - min(verdicts) > 0.01
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=SECOND) for name in HEADED])
+@pytest.fixture(scope="module", params=marked(HEADED))
 def headed(
     request: pytest.FixtureRequest,
     serve: Callable[..., Iterator],

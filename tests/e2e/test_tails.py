@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import pytest
@@ -46,12 +47,18 @@ def changed(text: str) -> str:
     return "".join(line.translate(DIGITS) if n % 2 else line for n, line in enumerate(lines))
 
 
+PROBLEMS = [one.prompt for one in held_out(8)]
+
+
 @pytest.fixture(scope="module")
-def kinds(demo_plain: Client) -> dict[str, Asked]:
+def plain_answers(demo_plain: Client) -> list[dict[str, Any]]:
+    return demo_plain.generate_all(PROBLEMS, 8, **LIMIT)
+
+
+@pytest.fixture(scope="module")
+def kinds(plain_answers: list[dict[str, Any]]) -> dict[str, Asked]:
     """Problems with the answer, changed, as the prediction; and with no text that fits."""
-    asked = [one.prompt for one in held_out(8)]
-    plain = demo_plain.generate_all(asked, 8, **LIMIT)
-    drafts = [changed(one["text"]) for one in plain]
+    asked, drafts = PROBLEMS, [changed(one["text"]) for one in plain_answers]
     return {
         "prediction": [(ask, {"draft": text}) for ask, text in zip(asked, drafts, strict=True)],
         "none": [(ask, {}) for ask in asked],
@@ -70,6 +77,13 @@ def answers_of(
         return [job.result() for job in jobs]
 
 
+@pytest.fixture(scope="module")
+def alone(both: Client) -> Callable[[int, int], list[dict[str, Any]]]:
+    """Returns ``alone(num, concurrency)``: answers with the head and no text."""
+    without = [(prompt, {"prompt_drafts": "off"}) for prompt in PROBLEMS]
+    return cache(lambda num, concurrency: answers_of(both, without[:num], concurrency))
+
+
 def per_pass(answers: Sequence[dict[str, Any]]) -> float:
     """Output tokens per pass: each has one token of the target's own, but for the prefill's."""
     num_passes = sum(parse_info(answer)["target_tokens"] - 1 for answer in answers)
@@ -83,7 +97,8 @@ def per_pass(answers: Sequence[dict[str, Any]]) -> float:
 def test_both_in_one_pass(
     both: Client,
     texts: Client,
-    demo_plain: Client,
+    alone: Callable[[int, int], list[dict[str, Any]]],
+    plain_answers: list[dict[str, Any]],
     kinds: dict[str, Asked],
     kind: str,
     concurrency: int,
@@ -91,16 +106,13 @@ def test_both_in_one_pass(
     """At least 1.15 times as many tokens a pass as the better one where a text fits in part, and
     never less than 0.98 times where none does."""
     asked = kinds[kind][: 8 if concurrency > 1 else 3]
-    wanted = ids_of(demo_plain.generate_all([prompt for prompt, _ in asked], 8, **LIMIT))
-    alone = [(prompt, {"prompt_drafts": "off"}) for prompt, _ in asked]
     found = {}
-    for name, client, parts in (
-        ("head", both, alone),
-        ("texts", texts, asked),
-        ("both", both, asked),
+    for name, answers in (
+        ("head", alone(len(asked), concurrency)),
+        ("texts", answers_of(texts, asked, concurrency)),
+        ("both", answers_of(both, asked, concurrency)),
     ):
-        answers = answers_of(client, parts, concurrency)
-        assert ids_of(answers) == wanted, name
+        assert ids_of(answers) == ids_of(plain_answers[: len(asked)]), name
         list(map(assert_adds_up, answers))
         found[name] = per_pass(answers)
     least = 1.15 if kind == "prediction" else 0.98
