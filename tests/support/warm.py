@@ -78,7 +78,7 @@ READ_ON_IMPORT = {
     "SGLANG_SIMULATE_ACC_METHOD": (SPEC_UTILS, "SIMULATE_ACC_METHOD", str),
 }
 """Variables SGLang reads only once, where it keeps each, and of what type."""
-READ_WHEN_USED = ("SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT")
+READ_WHEN_USED = ("SGLANG_CPU_OMP_THREADS_BIND",)
 READ_WHEN_USED += ("SGLANG_MAMBA_CONV_DTYPE", "SGLANG_SWA_EVICTION_INTERVAL")
 NUM_SPARES = 4
 """A scheduler, a detokenizer, and another scheduler (tensor parallel) or two tokenizers; more are
