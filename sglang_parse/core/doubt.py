@@ -18,8 +18,8 @@ LEVELS, LOWEST = 13, -2
 """Number of levels, and the octave of the first one, which includes all below."""
 
 
-def own_chance(level: float) -> float:
-    """The draft model's probability in the middle of a level; half a level less is its least."""
+def own_chance(level: int) -> float:
+    """The draft model's probability in the middle of a level."""
     odds = 2.0 ** (level + LOWEST + 0.5)
     return odds / (1 + odds)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
-from sglang_parse.core.doubt import LEVELS, own_chance
+from sglang_parse.core.doubt import LEVELS, LOWEST
 from sglang_parse.core.phases import PROPOSERS
 from sglang_parse.device import on_device
 from sglang_parse.engine.logits.adjust import CustomProcessors
@@ -105,14 +105,8 @@ def levels_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """
     chosen = tokens.clamp(min=0)[:, None]
     chances = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0]
-    return torch.bucketize(chances, _lower_bounds(logits.device), right=True)
-
-
-@cache
-def _lower_bounds(device: torch.device) -> torch.Tensor:
-    """float [LEVELS - 1] the least chances of all levels but the first. Kept: a CUDA graph cannot
-    make it."""
-    return torch.tensor([own_chance(level - 0.5) for level in range(1, LEVELS)], device=device)
+    octaves = chances.logit() / math.log(2)
+    return (octaves - LOWEST).floor().clamp(0, LEVELS - 1).to(torch.int64)
 
 
 def prepare_rows(runner: Any, batch: ScheduleBatch, indices: Sequence[int]) -> PreparedRows:
