@@ -111,7 +111,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def tier_of(item: pytest.Item) -> str:
-    return next((tier for tier in TIERS[:0:-1] if item.get_closest_marker(tier)), TIERS[0])
+    later = [tier for tier in TIERS[1:] if item.get_closest_marker(tier)]
+    return later[-1] if later else TIERS[0]
 
 
 def shared_servers(items: list[pytest.Item]) -> dict[Path, set[str]]:

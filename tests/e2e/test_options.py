@@ -50,8 +50,9 @@ def test_a_moe_draft_without_tokenizers(moe: Client):
 
 @pytest.fixture(scope="module")
 def workers(start_server: Start, pair: tuple[Path, Path]) -> Iterator[Client]:
-    """Two processes of tokenizers, which SGLang starts without its plugins; all of them start cold:
-    of those that are forked, uvicorn ends some for giving no sign of life."""
+    """Two processes of tokenizers, which SGLang starts without its plugins. All start cold, because
+    ``support.warm`` does not know their variable: uvicorn ends forked ones, which answer no ping.
+    """
     flags = ("--parse-verification", "token", "--tokenizer-worker-num", "2", *SEED)
     # Its supervisor otherwise ends what takes more than 5 s to import.
     patience = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}

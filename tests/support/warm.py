@@ -78,11 +78,11 @@ READ_ON_IMPORT = {
     "SGLANG_SIMULATE_ACC_METHOD": (SPEC_UTILS, "SIMULATE_ACC_METHOD", str),
 }
 """Variables SGLang reads only once, where it keeps each, and of what type."""
-READ_WHEN_USED = ("SGLANG_CPU_OMP_THREADS_BIND",)
-READ_WHEN_USED += ("SGLANG_MAMBA_CONV_DTYPE", "SGLANG_SWA_EVICTION_INTERVAL")
-NUM_SPARES = 4
-"""A scheduler, a detokenizer, and another scheduler (tensor parallel) or two tokenizers; more are
-started by multiprocessing."""
+READ_WHEN_USED = ("SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_MAMBA_CONV_DTYPE")
+READ_WHEN_USED += ("SGLANG_SWA_EVICTION_INTERVAL",)
+NUM_SPARES = 3
+"""A scheduler, a detokenizer, and another scheduler (tensor parallel); more are started by
+multiprocessing."""
 IMPORT_LIMIT_S = 180
 """A nursery that does not answer for so long has ended."""
 SPAWN = re.compile(r"spawn_main\((.*)\)")
