@@ -24,7 +24,7 @@ from answers import read_lines
 from pair import PAIR
 from real_model import all_cores, find_model
 from rich.console import Console
-from summary import SPEEDS, by_counts
+from summary import SPEEDS, by_counts, percent
 
 from sglang_parse.client.ask import LONG_LIMIT_S, Asking, ask
 from sglang_parse.client.conditions import of_now
@@ -171,7 +171,7 @@ COLUMNS: Columns = {
     "tokens/s": lambda found: f"{found['output_tokens'] / found['seconds']:.1f}",
     "over plain": lambda found: f"{found['over_plain']:.2f}x",
     "tokens a pass": lambda found: f"{found['tokens_per_pass']:.1f}",
-    "kept": lambda found: f"{found['by_counts']['kept']:.0%}" if "by_counts" in found else "",
+    "kept": lambda found: percent(found["by_counts"]["kept"]) if "by_counts" in found else "",
     **{f"draft at {cost:g}": partial(counted, way) for way, cost in SPEEDS.items()},
     "same text": lambda found: f"{found['same_text']} of {found['problems']}",
 }

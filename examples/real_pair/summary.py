@@ -56,7 +56,7 @@ def summarise(rows: Sequence[Row], baseline: Sequence[Row]) -> dict[str, Any]:
 
 
 def by_counts(rows: Sequence[Row]) -> dict[str, Any]:
-    """What rounds brought, and what they would cost."""
+    """What rounds brought, and what they would cost; None where a short answer had no round."""
     tokens = sum(row["output_tokens"] for row in rows)
     rounds, drafted, accepted, matched, target = (
         sum(row["parse"][name] for row in rows)
@@ -73,10 +73,14 @@ def by_counts(rows: Sequence[Row]) -> dict[str, Any]:
     steps = decode_steps + PASS * rounds + ROW * (drafted + rounds)
     return {
         **{"rounds": rounds, "drafted_tokens": drafted, "decode_steps": decode_steps},
-        "kept": (accepted + matched) / drafted,
-        "tokens_per_round": tokens / rounds,
+        "kept": (accepted + matched) / drafted if drafted else None,
+        "tokens_per_round": tokens / rounds if rounds else None,
         "speedup": {name: tokens / (steps + cost * drafted) for name, cost in SPEEDS.items()},
     }
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
 
 
 def cells(result: dict[str, Any]) -> list[str]:
@@ -88,7 +92,8 @@ def cells(result: dict[str, Any]) -> list[str]:
     ]
     if "rounds" not in result:
         return shown
-    counts = [f"{result['kept']:.0%}", f"{result['tokens_per_round']:.1f}"]
+    tokens = result["tokens_per_round"]
+    counts = [percent(result["kept"]), "–" if tokens is None else f"{tokens:.1f}"]
     speeds = [f"{speedup:.1f}x" for speedup in result["speedup"].values()]
     return [*shown, *counts, str(result["decode_steps"]), *speeds]
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from sglang_parse.core.block import NO_TOKEN, Masks
+from sglang_parse.core.doubt import level_of
 from sglang_parse.core.simulation import block_tokens
 
 HeadForward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -100,7 +101,7 @@ def accept_blocks(
     masks: Masks,
     state: ChainState,
     choices: torch.Tensor,
-    levels: torch.Tensor,
+    surprisals: torch.Tensor,
     mask_id: int,
     proposed: torch.Tensor | None = None,
 ) -> tuple[ChainState, torch.Tensor]:
@@ -115,7 +116,7 @@ def accept_blocks(
         masks: real rows that masks follow, ``LAST`` or ``EVERY``; or ``HEAD``.
         choices: int64 [n, rows] each row's choice or ``NO_TOKEN``: K real rows, then K - 1 masks
             (``LAST``) or K times K - 1 (``EVERY``).
-        levels: int64 [n, K] how sure real rows are of their choices (``core.doubt``).
+        surprisals: int64 [n, K] of real rows' choices (``core.doubt``).
         proposed: int64 [n, K - 1] what a head proposed (``propose``).
 
     Returns:
@@ -144,9 +145,9 @@ def accept_blocks(
     )
     at = state.num_known[:, None] + torch.arange(size, device=choices.device)
     new = choices.gather(1, at.clamp(max=choices.shape[1] - 1))
-    levels = levels.gather(1, at.clamp(max=num_masks))
+    surprisals = surprisals.gather(1, at.clamp(max=num_masks))
     num_new = is_sound * (matched + 1 - state.num_known)
-    return after, torch.cat((num_new[:, None], num_proposed[:, None], new, levels, proposed), 1)
+    return after, torch.cat((num_new[:, None], num_proposed[:, None], new, surprisals, proposed), 1)
 
 
 def propose(
@@ -185,10 +186,11 @@ def accepted_block(record: Sequence[int]) -> tuple[Sequence[int], Sequence[int],
     """Splits one of ``accept_blocks``' records, on the host.
 
     Returns:
-        The newly accepted tokens, none if the block could not be computed, their levels, and the
-        next candidates.
+        The newly accepted tokens, none if the block could not be computed, their levels
+        (``core.doubt``), and the next candidates.
     """
     num_new, num_proposed, *rest = record
     size = (len(rest) + 1) // 3
-    tokens, levels, candidates = rest[:size], rest[size : 2 * size], rest[2 * size :]
-    return tokens[:num_new], levels[:num_new], candidates[:num_proposed]
+    tokens, surprisals, candidates = rest[:size], rest[size : 2 * size], rest[2 * size :]
+    levels = [*map(level_of, surprisals[:num_new])]
+    return tokens[:num_new], levels, candidates[:num_proposed]

@@ -1,7 +1,8 @@
 """Doubt: where the draft model is unsure of its own tokens, and a draft had better end.
 
 What is known of a draft token is its level, the octave of its odds p / (1 - p), where p is the
-probability that the draft model gave it: 0 below 1 : 2, 2 from 1 : 1, 12 from 1024 : 1.
+probability that the draft model gave it: 0 below 1 : 2, 2 from 1 : 1, 12 from 1024 : 1. A device
+reports -log p, so that few operations suffice.
 
 >>> [round(own_chance(level), 3) for level in (0, 2, 5, 12)]
 [0.261, 0.586, 0.919, 0.999]
@@ -11,11 +12,27 @@ Numbers only.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVELS, LOWEST = 13, -2
 """Number of levels, and the octave of the first one, which includes all below."""
+UNITS = 2**20
+"""Of a surprisal, to a nat."""
+_HIGHEST = [
+    UNITS * math.log1p(2.0 ** -(level + LOWEST)) for level in range(LEVELS - 1, 0, -1)
+]  # surprisals of the levels, the last one first
+
+
+def level_of(surprisal: int) -> int:
+    """Level of a token of probability p, whose surprisal is -log p in ``UNITS``.
+
+    >>> [level_of(int(-math.log(p) * UNITS)) for p in (0.2, 0.6, 0.9, 0.9999)]
+    [0, 2, 5, 12]
+    """
+    return LEVELS - 1 - bisect_left(_HIGHEST, surprisal)
 
 
 def own_chance(level: int) -> float:

@@ -18,7 +18,7 @@ from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
 from sglang_parse.engine.drafting import block_graphs, block_kernels
 from sglang_parse.engine.drafting.block_graphs import BlockBody
-from sglang_parse.engine.logits.sampling import levels_of
+from sglang_parse.engine.logits.sampling import surprisals_of
 from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS, graph_sizes_of
 
 pytestmark = pytest.mark.compat
@@ -100,7 +100,7 @@ def planned(
     kind: BlockKind, model: Model, table: torch.Tensor, state: ChainState, pools: torch.Tensor
 ) -> tuple[ChainState, torch.Tensor]:
     """One block, row by row, by the kind's definition."""
-    rows, choices, levels, proposed = kind.rows(0), [], [], []
+    rows, choices, surprisals, proposed = kind.rows(0), [], [], []
     for i, pool in enumerate(pools.tolist()):
         start = int(state.starts[i])
         real = [int(state.last[i]), *state.candidates[i].tolist()]
@@ -110,10 +110,10 @@ def planned(
         hidden = model.hidden(ids, positions, slots)
         logits = model.head(hidden)
         choices.append(logits.argmax(1))
-        levels.append(levels_of(logits, choices[-1])[: kind.size])
+        surprisals.append(surprisals_of(logits, choices[-1])[: kind.size])
         proposed.append(proposal(model, state.pick(slice(i, i + 1)), choices[-1].tolist(), hidden))
     by_head = torch.tensor(proposed, dtype=torch.int64) if kind.masks is Masks.HEAD else None
-    rows = torch.stack(choices), torch.stack(levels)
+    rows = torch.stack(choices), torch.stack(surprisals)
     return accept_blocks(kind.masks, state, *rows, MASK_ID, by_head)
 
 
@@ -201,8 +201,8 @@ def test_a_block_is_two_kernels_beside_the_model(
         monkeypatch.setattr(block_kernels, name, grid)
     monkeypatch.setattr(block_graphs, "ARE_USED", True)
     choices = torch.zeros(2, body.width, dtype=torch.int64)
-    levels = torch.zeros(2, kind.size, dtype=torch.int64)
-    monkeypatch.setattr(block_graphs, "_greedy", lambda *_: (choices, levels))
+    surprisals = torch.zeros(2, kind.size, dtype=torch.int64)
+    monkeypatch.setattr(block_graphs, "_greedy", lambda *_: (choices, surprisals))
     hidden = torch.zeros(2 * body.width, HIDDEN)
     with Operations() as found:
         body.load(2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang_parse.core.block import block_kinds
-from sglang_parse.core.doubt import LEVELS, Doubt
+from sglang_parse.core.doubt import LEVELS, Doubt, level_of
 from sglang_parse.core.phases import DraftPlan, Phase, RequestPolicy
 from sglang_parse.core.request import RequestState
 
@@ -209,14 +209,17 @@ def test_a_chunk_that_follows_takes_the_tokens_before_it_first(monkeypatch: pyte
 
 def test_levels_are_octaves_of_odds():
     """Of the token that was chosen, likely or not."""
-    from sglang_parse.engine.logits.sampling import levels_of
+    from sglang_parse.engine.logits.sampling import surprisals_of
+
+    def levels_of(logits: torch.Tensor, tokens: torch.Tensor) -> list[int]:
+        return [*map(level_of, surprisals_of(logits, tokens).tolist())]
 
     chances = [0.001, 0.3, 0.4, 0.6, 0.7, 0.995, 0.9995, 1.0]
     logits = torch.tensor([[p, 1 - p] for p in chances]).log()
     chosen = torch.zeros(len(chances), dtype=torch.int64)
-    assert levels_of(logits, chosen).tolist() == [0, 0, 1, 2, 3, 9, 12, 12]
+    assert levels_of(logits, chosen) == [0, 0, 1, 2, 3, 9, 12, 12]
     for dtype in (torch.float16, torch.bfloat16):
         found = levels_of((5 * logits.clamp(min=-9)).to(dtype), 1 - chosen)
-        assert (found.min(), found.max()) == (0, LEVELS - 1)
+        assert (min(found), max(found)) == (0, LEVELS - 1)
     none = levels_of(torch.tensor([[0.0, 9.0], [0.0, 0.0]]), torch.tensor([-1, 0]))
     assert none[1] == 2

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks, block_kinds
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block, propose
-from sglang_parse.core.doubt import LEVELS
+from sglang_parse.core.doubt import UNITS, level_of
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.simulation import BLOCK_ENV_VAR
 from support.reference import dense_mask
@@ -68,15 +68,11 @@ def state_of(
     return ChainState(*(torch.tensor(part, dtype=torch.int64) for part in numbers))
 
 
-def level_of(token: int) -> int:
-    return token % LEVELS
-
-
 def accept_rows(
     kind: BlockKind, state: ChainState, choices: torch.Tensor, proposed: torch.Tensor | None = None
 ) -> tuple[ChainState, torch.Tensor]:
-    levels = choices[:, : kind.size] % LEVELS
-    return accept_blocks(kind.masks, state, choices, levels, MASK_ID, proposed)
+    surprisals = choices[:, : kind.size] * UNITS // 8
+    return accept_blocks(kind.masks, state, choices, surprisals, MASK_ID, proposed)
 
 
 def accept(
@@ -174,7 +170,7 @@ def test_it_is_what_a_loop_over_candidates_accepts(case: tuple):
     after, records = accept_rows(kind, before, torch.tensor(choices))
     for i, ((candidates, known), chosen) in enumerate(zip(lists, choices, strict=True)):
         accepted, levels, proposed = accepted_block(records[i].tolist())
-        assert levels == [level_of(token) for token in accepted]
+        assert levels == [level_of(token * UNITS // 8) for token in accepted]
         if NO_TOKEN in chosen:
             assert not accepted
             assert all(torch.equal(a[i], b[i]) for a, b in zip(after, before, strict=True))

@@ -502,10 +502,12 @@ def test_cost_of_a_pass_at_the_load():
 
 
 def test_what_the_draft_model_would_bring():
+    assert Controller().drafted_tokens(HALF) == 1  # nothing is timed
     controller = with_costs()
-    assert controller.drafted_tokens(HALF) == 1
+    expected = controller.drafted_tokens(HALF)
+    assert expected > 1
     run(controller, [HALF], {HALF: all_of}, 60)
-    assert controller.drafted_tokens(HALF) == pytest.approx(controller.speedup)
+    assert controller.drafted_tokens(HALF) == pytest.approx(controller.speedup) != expected
     controller.stats(HALF).switch(1).is_on = False
     assert controller.drafted_tokens(HALF) == 1
 

@@ -43,6 +43,15 @@ def test_counts():
     assert len(summary.cells(result)) == len(summary.HEADINGS)
 
 
+def test_answers_too_short_for_a_draft():
+    """They have no round: nothing is kept of nothing."""
+    none = {"rounds": 0, "drafted_tokens": 0, "accepted_tokens": 0}
+    (result,) = summary.results_of([row("exact", "a", 1, **none)], "exact")
+    assert (result["kept"], result["tokens_per_round"]) == (None, None)
+    assert result["speedup"]["blocks"] == pytest.approx(1)
+    assert summary.cells(result)[7:9] == ["–", "–"]
+
+
 def test_it_goes_on_problem_by_problem(tmp_path: Path):
     for name in ("one", "two"):
         lines = [json.dumps({"key": f"{name}{n}", "prompt": "?"}) for n in range(5)]

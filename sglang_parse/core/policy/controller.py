@@ -327,10 +327,12 @@ class Controller:
         return max(0.0, self._tokens_per_step * (1 + more_steps) - 1)
 
     def drafted_tokens(self, key: DraftKey) -> float:
-        """Tokens that the draft model's drafts bring in the time of a decode step's token; 1 where
-        they are suspended, or not measured yet."""
-        switch = self.stats(key).switch(self.num_running)
-        return (switch.is_on and switch.speedup) or 1.0
+        """Tokens that the draft model's drafts bring in the time of a decode step's token, as
+        expected until they are measured at this load; 1 where they are suspended, or nothing is
+        timed yet."""
+        switch, expected = self.stats(key).switch(self.num_running), self._best_now(key)[0]
+        known = switch.speedup or (expected if expected < math.inf else 1.0)
+        return known if switch.is_on else 1.0
 
     def observe_answer(self, key: DraftKey, num_tokens: int, num_decoded: int) -> None:
         """Records a finished answer: the tokens that a head processes for it, prompt included, and

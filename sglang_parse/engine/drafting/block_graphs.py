@@ -31,7 +31,7 @@ from sglang_parse.core.block_accept import (
 )
 from sglang_parse.engine.drafting.block_kernels import ARE_USED, accept_rows, load_rows
 from sglang_parse.engine.drafting.draft_head import DraftHead, HeadInGraph
-from sglang_parse.engine.logits.sampling import levels_of
+from sglang_parse.engine.logits.sampling import surprisals_of
 from sglang_parse.engine.wide_graphs import (
     MAX_DRAFT_ROWS,
     WideGraphs,
@@ -122,15 +122,17 @@ class BlockBody(WideInputs):
         size = len(hidden) // self.width
         state, _ = self._state(size)
         if self._kind.masks is Masks.EVERY and len(hidden) > FEW_ROWS:
-            choices, levels = self._sparse_choices(state, hidden, logits_of)
+            choices, surprisals = self._sparse_choices(state, hidden, logits_of)
         else:
-            choices, levels = _greedy(hidden, logits_of, self.width, self._kind.size)
+            choices, surprisals = _greedy(hidden, logits_of, self.width, self._kind.size)
         proposed = head and propose(head[0], state, choices, head[1].unflatten(0, choices.shape))
         masks, mask_id = self._kind.masks, self._rows.mask_id
         if ARE_USED:
-            accept_rows(self._kind, self._input, self._output, choices, levels, proposed, mask_id)
+            accept_rows(
+                self._kind, self._input, self._output, choices, surprisals, proposed, mask_id
+            )
             return
-        after, record = accept_blocks(masks, state, choices, levels, mask_id, proposed)
+        after, record = accept_blocks(masks, state, choices, surprisals, mask_id, proposed)
         counts = (after.starts, after.last, after.num_candidates, after.num_known)
         self._output[:size] = torch.cat((torch.stack(counts, 1), after.candidates, record), 1)
 
@@ -148,12 +150,12 @@ class BlockBody(WideInputs):
         size, num_reqs = self._kind.size, len(state.starts)
         rows = hidden.view(num_reqs, self.width, -1)
         choices = torch.zeros(num_reqs, self.width, dtype=torch.int64, device=hidden.device)
-        choices[:, :size], levels = _greedy(rows[:, :size].flatten(0, 1), logits_of, size, size)
+        choices[:, :size], surprisals = _greedy(rows[:, :size].flatten(0, 1), logits_of, size, size)
         first = size + matched_candidates(state, choices) * self._num_masks
         masks = first[:, None] + self._columns[: self._num_masks]
         picked = rows.gather(1, masks[:, :, None].expand(-1, -1, rows.shape[2]))
         proposed, _ = _greedy(picked.flatten(0, 1), logits_of, self._num_masks, 0)
-        return choices.scatter(1, masks, proposed), levels
+        return choices.scatter(1, masks, proposed), surprisals
 
 
 class BlockGraphs(WideGraphs):
@@ -224,11 +226,11 @@ def _greedy(
     hidden: torch.Tensor, logits_of: LogitsOf, width: int, num_real: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 [n, width] the rows' most likely tokens, ``NO_TOKEN`` where a row's logits hold a NaN,
-    and [n, num_real] the levels of the first ones."""
+    and [n, num_real] the surprisals of the first ones."""
     parts = hidden.split(max(1, LOGITS_ROWS // width) * width)
     found = [_most_likely(logits_of(part), width, num_real) for part in parts]
-    tokens, levels = map(torch.cat, zip(*found, strict=True))
-    return tokens, levels
+    tokens, surprisals = map(torch.cat, zip(*found, strict=True))
+    return tokens, surprisals
 
 
 def _most_likely(
@@ -239,5 +241,5 @@ def _most_likely(
     chosen = logits.gather(1, tokens[:, None])[:, 0]
     tokens = torch.where(chosen.isnan(), NO_TOKEN, tokens).view(-1, width)
     real = logits.unflatten(0, tokens.shape)[:, :num_real].flatten(0, 1)
-    levels = levels_of(real, tokens[:, :num_real].flatten())
-    return tokens, levels.view(len(tokens), num_real)
+    surprisals = surprisals_of(real, tokens[:, :num_real].flatten())
+    return tokens, surprisals.view(len(tokens), num_real)

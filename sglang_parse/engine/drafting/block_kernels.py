@@ -55,7 +55,7 @@ def accept_rows(
     given: torch.Tensor,
     done: torch.Tensor,
     choices: torch.Tensor,
-    levels: torch.Tensor,
+    surprisals: torch.Tensor,
     proposed: torch.Tensor | None,
     mask_id: int,
 ) -> None:
@@ -66,7 +66,7 @@ def accept_rows(
     _accept[(len(choices),)](
         given,
         choices,
-        levels,
+        surprisals,
         proposed,
         done,
         mask_id,
@@ -110,7 +110,7 @@ def _load(
 
 @triton.jit
 def _accept(
-    given, choices, levels, by_head, done, mask_id, width,
+    given, choices, surprisals, by_head, done, mask_id, width,
     COLUMNS: tl.constexpr, DONE: tl.constexpr, SIZE: tl.constexpr, IS_LAST: tl.constexpr,
     WHOLE: tl.constexpr, PART: tl.constexpr, UNIT: tl.constexpr, GOLDEN: tl.constexpr,
     NO_TOKEN: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr,
@@ -152,6 +152,6 @@ def _accept(
     tl.store(record + 1, num_proposed)
     new = tl.load(choices + tl.minimum(known + place, width - 1), mask=place < SIZE, other=0)
     tl.store(record + 2 + place, new, mask=place < SIZE)
-    level = tl.load(levels + request * SIZE + tl.minimum(known + place, SIZE - 1))
-    tl.store(record + 2 + SIZE + place, level, mask=place < SIZE)
+    surprisal = tl.load(surprisals + request * SIZE + tl.minimum(known + place, SIZE - 1))
+    tl.store(record + 2 + SIZE + place, surprisal, mask=place < SIZE)
     tl.store(record + 2 + 2 * SIZE + place, proposal, mask=is_mask)

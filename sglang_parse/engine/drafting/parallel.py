@@ -45,7 +45,7 @@ from sglang_parse.engine.drafting.draft_prefill import kv_len, prefill_up_to
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.forward import max_logits_rows
 from sglang_parse.engine.logits.adjust import adjust
-from sglang_parse.engine.logits.sampling import PreparedRows, levels_of, prepare_rows
+from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows, surprisals_of
 from sglang_parse.engine.requests import is_adjusted
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
@@ -207,29 +207,31 @@ class _Blocks:
         # No block goes past its slots: the draft is over there, and what follows is dropped.
         state = state._replace(starts=torch.minimum(state.starts, self._limits))
         blocks = [self.block(span, state.pick(span.place), number) for span in self.spans]
-        choices, levels, proposed = map(torch.cat, zip(*blocks, strict=True))
+        choices, surprisals, proposed = map(torch.cat, zip(*blocks, strict=True))
         by_head = proposed if self._model.head is not None else None
-        return accept_blocks(self._kind.masks, state, choices, levels, self._model.mask_id, by_head)
+        return accept_blocks(
+            self._kind.masks, state, choices, surprisals, self._model.mask_id, by_head
+        )
 
     def block(
         self, span: _Span, state: ChainState, number: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The choices [n, width] of block ``number``, of its replay or of a forward, the real rows'
-        levels [n, K], and what a head proposes, [n, K - 1]; nothing without one."""
+        surprisals [n, K], and what a head proposes, [n, K - 1]; nothing without one."""
         longest = self.longest(number)[span.place]
         if self._graphs is not None:
             logits, hidden = self._graphs.output_of(span.place)
         else:
             output = self.forward(longest, state, span)
             logits, hidden = output.next_token_logits, output.hidden_states
-        (choices, levels), head = self._choices(span, state, logits), self._model.head
+        (choices, surprisals), head = self._choices(span, state, logits), self._model.head
         if head is None or hidden is None:
-            return choices, levels, choices[:, :0]
+            return choices, surprisals, choices[:, :0]
         # Steps of the head start behind the block's tokens.
         longest = [start + 2 * self._kind.size for start in longest]
         forward = partial(head.forward, self._pools[span.place], longest)
         proposed = propose(forward, state, choices, hidden.unflatten(0, choices.shape))
-        return choices, levels, broadcast(proposed)
+        return choices, surprisals, broadcast(proposed)
 
     @property
     def _is_greedy(self) -> bool:
@@ -249,7 +251,7 @@ class _Blocks:
         self, span: _Span, state: ChainState, logits: torch.Tensor
     ) -> Sequence[torch.Tensor]:
         """int64 [n, width] choices of the rows, ``NO_TOKEN`` where logits held a NaN, and [n, K]
-        levels of the real ones."""
+        surprisals of the real ones."""
         is_bad = nan_rows(logits)
         # Rows of masks, too: what they propose follows all candidates.
         reqs, known = self._reqs[span.place], self._num_known[span.place]
@@ -258,8 +260,8 @@ class _Blocks:
         real = logits.unflatten(0, (-1, self._width))[:, :size].flatten(0, 1)
         real = real if span.sampled.is_argmax else real.clone()  # a sampler overwrites them
         tokens = mark_faults(self._choose(span, logits, state), is_bad).view(-1, self._width)
-        levels = levels_of(real, tokens[:, :size].flatten()).view(-1, size)
-        return broadcast(torch.cat((tokens, levels), 1)).split((self._width, size), 1)
+        surprisals = surprisals_of(real, tokens[:, :size].flatten()).view(-1, size)
+        return broadcast(torch.cat((tokens, surprisals), 1)).split((self._width, size), 1)
 
     def _choose(self, span: _Span, logits: torch.Tensor, state: ChainState) -> torch.Tensor:
         """int64 [n * width] tokens. Real rows are sampled as one token per forward would be. Mask

@@ -8,6 +8,7 @@ from itertools import takewhile
 import torch
 
 from sglang_parse.core.block import NO_TOKEN
+from sglang_parse.core.doubt import level_of
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.broadcast import broadcast
@@ -16,7 +17,7 @@ from sglang_parse.engine.drafting.draft_model import DecodeInputs
 from sglang_parse.engine.drafting.draft_prefill import forward_missing
 from sglang_parse.engine.faults import mark_faults, nan_rows
 from sglang_parse.engine.logits.adjust import Adjustment
-from sglang_parse.engine.logits.sampling import PreparedRows, levels_of, prepare_rows
+from sglang_parse.engine.logits.sampling import PreparedRows, prepare_rows, surprisals_of
 from sglang_parse.engine.sglang_types import Req
 
 STEPS_AHEAD = 4
@@ -65,7 +66,8 @@ class TokenChunk(DraftChunk):
 
     def _receive(self, state: RequestState, values: Sequence[Sequence[int]], budget: int) -> None:
         sound = [*takewhile(lambda value: value[0] != NO_TOKEN, values)]
-        tokens, levels = zip(*sound, strict=True) if sound else ((), ())
+        tokens, surprisals = zip(*sound, strict=True) if sound else ((), ())
+        levels = [*map(level_of, surprisals)]
         state.add_draft(tokens, budget, num_launched=len(values), levels=levels)
 
 
@@ -75,13 +77,13 @@ def _choose(
     positions: torch.Tensor,
     adjustment: Adjustment | None,
 ) -> torch.Tensor:
-    """int64 [n, 2] the next tokens, ``NO_TOKEN`` where logits held a NaN, and their levels."""
+    """int64 [n, 2] the next tokens, ``NO_TOKEN`` where logits held a NaN, and their surprisals."""
     is_bad = nan_rows(logits)
     if adjustment is not None:
         adjustment.apply(logits)
     before = logits if sampled.is_argmax else logits.clone()  # a sampler overwrites them
     tokens = mark_faults(sampled.sample(logits, positions)[0], is_bad)
-    chosen = broadcast(torch.stack((tokens, levels_of(before, tokens)), 1))
+    chosen = broadcast(torch.stack((tokens, surprisals_of(before, tokens)), 1))
     if adjustment is not None:
         adjustment.advance(chosen[:, 0].clamp(min=0))
     return chosen

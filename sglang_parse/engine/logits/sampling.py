@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,10 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
+from torch.nn.functional import cross_entropy
 
-from sglang_parse.core.doubt import LEVELS, LOWEST
+from sglang_parse.core.block import NO_TOKEN
+from sglang_parse.core.doubt import UNITS
 from sglang_parse.core.phases import PROPOSERS
 from sglang_parse.device import on_device
 from sglang_parse.engine.logits.adjust import CustomProcessors
@@ -96,17 +97,16 @@ def _select_sampling_masks(selected: SamplingBatchInfo) -> None:
     )
 
 
-def levels_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """int64 [n] levels (``core.doubt``) of chosen tokens; of no meaning where logits hold a NaN.
+def surprisals_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """int64 [n] surprisals (``core.doubt``) of chosen tokens; without meaning beside a NaN.
 
     Args:
         logits: [n, vocab] as adjusted, before any temperature.
-        tokens: int64 [n]; below 0 for none.
+        tokens: int64 [n]; ``NO_TOKEN`` for none.
     """
-    chosen = tokens.clamp(min=0)[:, None]
-    chances = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)[:, 0]
-    octaves = chances.logit() / math.log(2)
-    return (octaves - LOWEST).floor().clamp(0, LEVELS - 1).to(torch.int64)
+    # One call of a library's: each small operation is one more in every forward of a draft.
+    nats = cross_entropy(logits.float(), tokens, ignore_index=NO_TOKEN, reduction="none")
+    return (nats * UNITS).to(torch.int64)
 
 
 def prepare_rows(runner: Any, batch: ScheduleBatch, indices: Sequence[int]) -> PreparedRows:
