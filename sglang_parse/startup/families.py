@@ -199,11 +199,15 @@ FAMILIES = (
         HEADED,
     ),
     Family(
-        "Qwen3-Next, Nemotron-H, Nemotron 3, LFM2, LFM2-MoE",
-        (
-            *("Qwen3NextForCausalLM", "NemotronHForCausalLM"),
-            *("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
-        ),
+        "Qwen3-Next, Nemotron-H, Nemotron 3",
+        ("Qwen3NextForCausalLM", "NemotronHForCausalLM"),
+        Attention.STATES,
+        ON_CPU,
+        judges=HEADED,
+    ),
+    Family(
+        "LFM2, LFM2-MoE",
+        ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
         Attention.STATES,
         ON_CPU,
         judges=HEADED,
@@ -234,6 +238,9 @@ bring kernels for them (``tests/support/plugins/cpu_families``), have none."""
 WITH_MTP = {
     *("Glm4MoeForCausalLM", "MiMoForCausalLM"),
     *("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+    *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+    *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+    *("Qwen3NextForCausalLM", "NemotronHForCausalLM"),
 }
 """Those whose checkpoints may have a layer for multi-token prediction (MTP) that drafts."""
 
