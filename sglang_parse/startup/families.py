@@ -80,6 +80,7 @@ FAMILIES = (
     ),
     Family("GLM-4.5 to 4.7", ("Glm4MoeForCausalLM",), Attention.FULL, TOKEN_MODE, "GLM-4.5-Air"),
     Family("MiMo-7B", ("MiMoForCausalLM",), Attention.FULL, TOKEN_MODE),
+    Family("Ernie 4.5 with experts", ("Ernie4_5_MoeForCausalLM",), Attention.FULL, TOKEN_MODE),
     Family("Qwen2.5", ("Qwen2ForCausalLM",), Attention.FULL, ON_CPU, "Qwen2.5-0.5B, Coder-0.5B"),
     Family(
         "others with full attention",
@@ -236,7 +237,7 @@ NOT_ON_CPU = {
 bring kernels for them (``tests/support/plugins/cpu_families``), have none."""
 
 WITH_MTP = {
-    *("Glm4MoeForCausalLM", "MiMoForCausalLM"),
+    *("Glm4MoeForCausalLM", "MiMoForCausalLM", "Ernie4_5_MoeForCausalLM"),
     *("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
     *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),

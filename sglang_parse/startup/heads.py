@@ -37,6 +37,7 @@ MTP_LAYERS = {
     "Glm4MoeForCausalLMNextN": _BEHIND,
     "DeepseekV3ForCausalLMNextN": _BEHIND,
     "Glm4MoeLiteForCausalLMNextN": _BEHIND,
+    "Ernie4_5_MoeForCausalLMMTP": "model.mtp_",
     "Qwen3_5ForCausalLMMTP": _BESIDE,
     "Qwen3NextForCausalLMMTP": _BESIDE,
     "NemotronHForCausalLMMTP": _BESIDE,

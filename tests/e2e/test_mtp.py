@@ -36,10 +36,13 @@ STOCK += ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"
 STAND_IN = "tests/e2e/test_mtp.py::test_exact_drafts"
 MORE, MOST = pytest.mark.nightly(STAND_IN), pytest.mark.weekly(STAND_IN)
 FAST, DENSE = "glm-4.5", "qwen3.5"
-NAMES = [
-    name if name == FAST else pytest.param(name, marks=MORE) for name in MTP if name not in HYBRIDS
-]
-HYBRID_NAMES = [pytest.param(name, marks=MORE if name == DENSE else MOST) for name in HYBRIDS]
+SECOND = {DENSE, "mimo-7b", "deepseek-v3", "glm-4.7-flash"}
+CASES = {name: pytest.param(name, marks=MORE if name in SECOND else MOST) for name in MTP}
+CASES[FAST] = pytest.param(FAST)
+WITH_STOCK, WITH_STATES = (
+    [case for name, case in CASES.items() if (name in HYBRIDS) is has_states]
+    for has_states in (False, True)
+)
 
 Serve = Callable[..., Iterator[Client]]
 
@@ -69,7 +72,7 @@ def serve(start_server: Start, target_of: Callable[[str], Path]) -> Serve:
     return start
 
 
-@pytest.fixture(scope="module", params=[*NAMES, *HYBRID_NAMES])
+@pytest.fixture(scope="module", params=CASES.values())
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -142,7 +145,7 @@ def test_judges_texts_samples_and_aborts(own: Client, plain: Client, prompts: li
 
 
 @MORE
-@pytest.mark.parametrize("name", NAMES, indirect=True)
+@pytest.mark.parametrize("name", WITH_STOCK, indirect=True)
 def test_as_many_passes_as_stock_nextn(own: Client, stock: Client, prompts: list):
     for concurrency, count in ((1, 2), (8, 8)):
         for one in (own, stock):
@@ -155,7 +158,7 @@ def test_as_many_passes_as_stock_nextn(own: Client, stock: Client, prompts: list
 
 
 @MORE
-@pytest.mark.parametrize("name", HYBRID_NAMES, indirect=True)
+@pytest.mark.parametrize("name", WITH_STATES, indirect=True)
 def test_proposals_are_those_of_plain_pytorch(
     own: Client, name: str, target_of: Callable[[str], Path], prompts: list
 ):

@@ -43,7 +43,8 @@ class WithMtp(ABC):
         begin: what the names of the layer's weights begin with; {}: the number of layers.
         inner: what follows in those of its blocks; {}: the block's number.
         depth: how many blocks it has, copies of the target's last ones.
-        norms: the names of its norms: of the token's embedding, of the hidden states, of the end.
+        norms: the names of its norms: of the token's embedding, of the hidden states, and of the
+            end where it has one.
         project: the name of its projection.
         embeds_first: whether the embedding is the projection's first half.
         is_centered: whether a norm's weight is what it adds to one.
@@ -55,7 +56,7 @@ class WithMtp(ABC):
     begin: str = "model.layers.{}."
     inner: str = ""
     depth: int = 1
-    norms: tuple[str, str, str] = ("enorm", "hnorm", "shared_head.norm")
+    norms: tuple[str, ...] = ("enorm", "hnorm", "shared_head.norm")
     project: str = "eh_proj"
     embeds_first: bool = True
     is_centered: bool = False
@@ -88,10 +89,11 @@ class WithMtp(ABC):
         }
         embedding = ending(weights, "embed_tokens.weight", "embeddings.weight")
         width, size = embedding.shape[1], embedding.square().mean().sqrt()
-        of_token, of_hidden, end = (f"{begin}{name}.weight" for name in self.norms)
+        of_token, of_hidden, *ends = (f"{begin}{name}.weight" for name in self.norms)
         layer[of_token] = size.repeat(width) - self.is_centered
         layer[of_hidden] = torch.ones(width) - self.is_centered
-        layer[end] = ending(weights, "model.norm.weight", "norm_f.weight").clone()
+        last = ending(weights, "model.norm.weight", "norm_f.weight")
+        layer |= {end: last.clone() for end in ends}
         halves = [torch.eye(width), 0.01 * torch.randn(width, width)]
         projection = torch.cat(halves if self.embeds_first else halves[::-1], 1)
         return layer | {f"{begin}{self.project}.weight": projection}
@@ -151,7 +153,7 @@ class Hybrid(WithMtp):
 
 @dataclass(frozen=True, kw_only=True)
 class OfQwen(Hybrid):
-    norms: tuple[str, str, str] = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    norms: tuple[str, ...] = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     project: str = "fc"
     is_centered: bool = True
 
@@ -217,6 +219,19 @@ MTP: dict[str, WithMtp] = {
     ),
     "glm-4.7-flash": Attending(
         "Glm4MoeLite", "Glm4MoeLiteForCausalLM", LATENT, needs_kernels=True, flags=UNFUSED
+    ),
+    "ernie-4.5": Attending(
+        "Ernie4_5_Moe",
+        "Ernie4_5_MoeForCausalLM",
+        # The layer is dense, and so is the last one.
+        {"num_hidden_layers": 3, "moe_layer_start_index": 1, "moe_layer_end_index": 1}
+        | {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1}
+        | {"moe_intermediate_size": 48},
+        begin="model.mtp_",
+        inner="block.0.",
+        norms=("emb_norm.0", "hidden_norm.0"),
+        project="linear_proj.0",
+        flags=UNFUSED,
     ),
     "qwen3.5": OfQwen("qwen3.5-images"),
     "qwen3.5-moe": OfQwen("qwen3.5-moe-images"),
