@@ -47,7 +47,7 @@ class WithMtp(ABC):
             end where it has one.
         project: the name of its projection.
         embeds_first: whether the embedding is the projection's first half.
-        is_centered: whether a norm's weight is what it adds to one.
+        norm_offset: what is added to the weights of a norm.
         published: keys of config.json that transformers does not write so.
         needs_kernels: whether SGLang runs it on GPUs only.
         flags: of its servers; ``overlap``: of those with PARSE; ``variables``: their environment.
@@ -59,7 +59,7 @@ class WithMtp(ABC):
     norms: tuple[str, ...] = ("enorm", "hnorm", "shared_head.norm")
     project: str = "eh_proj"
     embeds_first: bool = True
-    is_centered: bool = False
+    norm_offset: float = 0.0
     published: dict[str, Any] = field(default_factory=dict)
     needs_kernels: bool = False
     flags: tuple[str, ...] = ()
@@ -90,8 +90,8 @@ class WithMtp(ABC):
         embedding = ending(weights, "embed_tokens.weight", "embeddings.weight")
         width, size = embedding.shape[1], embedding.square().mean().sqrt()
         of_token, of_hidden, *ends = (f"{begin}{name}.weight" for name in self.norms)
-        layer[of_token] = size.repeat(width) - self.is_centered
-        layer[of_hidden] = torch.ones(width) - self.is_centered
+        layer[of_token] = size.repeat(width) - self.norm_offset
+        layer[of_hidden] = torch.ones(width) - self.norm_offset
         last = ending(weights, "model.norm.weight", "norm_f.weight")
         layer |= {end: last.clone() for end in ends}
         halves = [torch.eye(width), 0.01 * torch.randn(width, width)]
@@ -155,7 +155,7 @@ class Hybrid(WithMtp):
 class OfQwen(Hybrid):
     norms: tuple[str, ...] = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     project: str = "fc"
-    is_centered: bool = True
+    norm_offset: float = 1.0
 
 
 class LayerReference:
@@ -170,7 +170,7 @@ class LayerReference:
         config.num_hidden_layers, config.layer_types = one.depth, config.layer_types[-one.depth :]
         self._blocks.config = config
         weights = load_file(target / WEIGHTS)
-        norms = [weights[f"{one.begin}{name}.weight"] + one.is_centered for name in one.norms[:2]]
+        norms = [weights[f"{one.begin}{name}.weight"] + one.norm_offset for name in one.norms[:2]]
         self._norms, self._project = norms, weights[f"{one.begin}{one.project}.weight"]
         self._epsilon = getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
 
