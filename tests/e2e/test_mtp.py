@@ -79,7 +79,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def own(serve: Serve, name: str) -> Iterator[Client]:
-    """No draft model: the layer drafts for the likelihood; overlap, as on a GPU, but for hybrids."""
+    """No draft model: the layer drafts for the likelihood; but for hybrids overlap, as on a GPU."""
     yield from serve("mtp", name, *PARSE, "--parse-mtp", "own", *ALWAYS, *MTP[name].overlap)
 
 
