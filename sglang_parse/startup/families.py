@@ -225,7 +225,7 @@ FAMILIES = (
 
 NOT_ON_CPU = {
     *("Gemma2ForCausalLM", "Exaone4ForCausalLM"),
-    *("GptOssForCausalLM", "Gemma4ForConditionalGeneration"),
+    *("GptOssForCausalLM", "Gemma4ForConditionalGeneration", "Ernie4_5_MoeForCausalLM"),
     *(
         name
         for family in FAMILIES

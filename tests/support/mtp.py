@@ -231,6 +231,7 @@ MTP: dict[str, WithMtp] = {
         inner="block.0.",
         norms=("emb_norm.0", "hidden_norm.0"),
         project="linear_proj.0",
+        needs_kernels=True,
         flags=UNFUSED,
     ),
     "qwen3.5": OfQwen("qwen3.5-images"),
