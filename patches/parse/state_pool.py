@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_schedule, get_spec
 
 from sglang_parse.algorithm import is_parse, names_parse
 from sglang_parse.patches.base import Patch, after
@@ -19,8 +19,10 @@ def _reserve_copies(rest_gb: float, self: Any, *_: Any) -> float:
     """The copies lie beside SGLang's pool."""
     if not is_parse(self.spec_algorithm):
         return rest_gb
-    size = self.mambaish_config.mamba2_cache_params.mamba_cache_per_req
-    return rest_gb - num_copies() * size / (1 << 30)
+    schedule, size = get_schedule(), self.mambaish_config.mamba2_cache_params.mamba_cache_per_req
+    num_fit = schedule.max_mamba_cache_size // self._calculate_mamba_ratio()
+    copies = num_copies(min(schedule.max_running_requests, num_fit))
+    return rest_gb - copies * size / (1 << 30)
 
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"

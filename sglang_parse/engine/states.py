@@ -39,7 +39,7 @@ class StateKeeper:
         target: a hybrid model, whose pools are allocated.
 
     Attributes:
-        num_copies: how many drafts a pass may verify.
+        num_copies: how many drafts a pass may verify; with an MTP layer one of each request.
     """
 
     def __init__(self, target: TargetModel) -> None:
@@ -47,7 +47,7 @@ class StateKeeper:
         self._pool: HybridReqToTokenPool = target.runner.req_to_token_pool
         cache = self._pool.mamba_pool.mamba_cache
         self._states: list[torch.Tensor] = [*cache.conv, cache.temporal]  # [layers, slots, ...]
-        self.num_copies = num_copies()
+        self.num_copies = num_copies(self._pool.size)
         self._copies = [state[:, : self.num_copies].clone() for state in self._states]
         self._copied: dict[int, int] = {}
 

@@ -80,6 +80,7 @@ FAMILIES = (
     ),
     Family("GLM-4.5 to 4.7", ("Glm4MoeForCausalLM",), Attention.FULL, TOKEN_MODE, "GLM-4.5-Air"),
     Family("MiMo-7B", ("MiMoForCausalLM",), Attention.FULL, TOKEN_MODE),
+    Family("Ernie 4.5 with experts", ("Ernie4_5_MoeForCausalLM",), Attention.FULL, TOKEN_MODE),
     Family("Qwen2.5", ("Qwen2ForCausalLM",), Attention.FULL, ON_CPU, "Qwen2.5-0.5B, Coder-0.5B"),
     Family(
         "others with full attention",
@@ -199,11 +200,15 @@ FAMILIES = (
         HEADED,
     ),
     Family(
-        "Qwen3-Next, Nemotron-H, Nemotron 3, LFM2, LFM2-MoE",
-        (
-            *("Qwen3NextForCausalLM", "NemotronHForCausalLM"),
-            *("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
-        ),
+        "Qwen3-Next, Nemotron-H, Nemotron 3",
+        ("Qwen3NextForCausalLM", "NemotronHForCausalLM"),
+        Attention.STATES,
+        ON_CPU,
+        judges=HEADED,
+    ),
+    Family(
+        "LFM2, LFM2-MoE",
+        ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
         Attention.STATES,
         ON_CPU,
         judges=HEADED,
@@ -220,7 +225,7 @@ FAMILIES = (
 
 NOT_ON_CPU = {
     *("Gemma2ForCausalLM", "Exaone4ForCausalLM"),
-    *("GptOssForCausalLM", "Gemma4ForConditionalGeneration"),
+    *("GptOssForCausalLM", "Gemma4ForConditionalGeneration", "Ernie4_5_MoeForCausalLM"),
     *(
         name
         for family in FAMILIES
@@ -232,8 +237,11 @@ NOT_ON_CPU = {
 bring kernels for them (``tests/support/plugins/cpu_families``), have none."""
 
 WITH_MTP = {
-    *("Glm4MoeForCausalLM", "MiMoForCausalLM"),
+    *("Glm4MoeForCausalLM", "MiMoForCausalLM", "Ernie4_5_MoeForCausalLM"),
     *("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+    *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+    *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+    *("Qwen3NextForCausalLM", "NemotronHForCausalLM"),
 }
 """Those whose checkpoints may have a layer for multi-token prediction (MTP) that drafts."""
 

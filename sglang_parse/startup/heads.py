@@ -31,25 +31,25 @@ PROPOSED_BY = {EAGLE3: ("eagle3_path", "EAGLE-3 head"), MTP: ("mtp", "MTP layer"
 """``ParseConfig.proposer`` -> the name of its setting, and what it is called."""
 HEAD_KIND = "LlamaForCausalLMEagle3"
 """The EAGLE-3 heads that SGLang has a model of."""
-_BEHIND = "model.layers.{}."
+_BEHIND, _BESIDE = "model.layers.{}.", "mtp."
 MTP_LAYERS = {
     "MiMoMTP": "model.mtp_layers.0.",
     "Glm4MoeForCausalLMNextN": _BEHIND,
     "DeepseekV3ForCausalLMNextN": _BEHIND,
     "Glm4MoeLiteForCausalLMNextN": _BEHIND,
+    "Ernie4_5_MoeForCausalLMMTP": "model.mtp_",
+    "Qwen3_5ForCausalLMMTP": _BESIDE,
+    "Qwen3NextForCausalLMMTP": _BESIDE,
+    "NemotronHForCausalLMMTP": _BESIDE,
 }
 """SGLang's classes of MTP layers that were seen to draft -> what the names of their weights begin
 with; {}: the layer's number, which is that of the target's layers."""
 _STEPS = "of which each step of a draft takes another layer with windows of its own"
-_STATES = "of a target with recurrent states"
 _NO_MTP = {
     "MiMoV2MTP": _STEPS,
     "Step3p5MTP": _STEPS,
     "Gemma4ForConditionalGeneration": "whose MTP is another checkpoint, which reads its KV",
     "Gemma4AssistantForCausalLM": "which reads the target's KV",
-    **dict.fromkeys(
-        ("Qwen3_5ForCausalLMMTP", "Qwen3NextForCausalLMMTP", "NemotronHForCausalLMMTP"), _STATES
-    ),
 }
 """Classes of MTP layers, and of targets without one -> why PARSE does not draft with them."""
 _INDEX = "model.safetensors.index.json"
@@ -159,7 +159,7 @@ def unused_mtp(args: Any, config: ParseConfig, target: Any) -> str:
 
 def _weights_of(layer: Any) -> str:
     """What the names of the layer's weights begin with: as SGLang's loaders look for them."""
-    num_layers = layer.hf_config.num_hidden_layers
+    num_layers = layer.hf_text_config.num_hidden_layers
     number = 0 if num_layers == 1 else num_layers
     return MTP_LAYERS[layer.hf_config.architectures[0]].format(number)
 

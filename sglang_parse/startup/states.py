@@ -10,7 +10,7 @@ from sglang.srt.arg_groups.model_override_base import (
     is_attention_backend_not_set,
 )
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
-from sglang.srt.runtime_context import get_platform, get_schedule
+from sglang.srt.runtime_context import get_platform
 
 from sglang_parse.attention.support import OF_TARGET
 from sglang_parse.core.config import ParseConfig, flag
@@ -20,7 +20,8 @@ from sglang_parse.startup.models import flag_of, require
 logger = logging.getLogger(__name__)
 
 MAX_COPIES = 8
-"""States copied at once, one per verified draft: Qwen3.5-27B's take 1.2 GB."""
+"""States copied at once, one per verified draft, unless an MTP layer proposes one for each request:
+Qwen3.5-27B's take 1.2 GB."""
 MAX_RUNNING_REQUESTS = 48
 """As SGLang sets it for its own algorithms, where ``--max-running-requests`` does not: it sizes the
 pool of states."""
@@ -44,9 +45,9 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 """SGLang's settings -> the values that PARSE was seen to serve recurrent states with."""
 
 
-def num_copies() -> int:
-    """How many states are copied at once."""
-    return min(get_schedule().max_running_requests or MAX_COPIES, MAX_COPIES)
+def num_copies(num_reqs: int) -> int:
+    """How many states are copied at once, where so many requests run at most."""
+    return num_reqs if ParseConfig.from_env().mtp else min(num_reqs, MAX_COPIES)
 
 
 def resolve_states(server_args: Any, target: Any) -> None:

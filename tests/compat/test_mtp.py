@@ -16,7 +16,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.setting import ConfigError
 from support.demo_pair import DEMO
 from support.launch import changed, launch
-from support.mtp import MTP
+from support.mtp import HYBRIDS, MTP
 from support.published import WEIGHTS
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("clean_environment")]
@@ -39,11 +39,11 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def without_layer(target: Path, folder: Path) -> Path:
+def without_layer(target: Path, folder: Path, begin: str = "model.layers.3.") -> Path:
     """A copy whose weights lack the layer, as some quantized ones do."""
     copy = changed(target, folder)
     weights = load_file(copy / WEIGHTS)
-    kept = {name: w for name, w in weights.items() if not name.startswith("model.layers.3.")}
+    kept = {name: w for name, w in weights.items() if not name.startswith(begin)}
     save_file(kept, copy / WEIGHTS, {"format": "pt"})
     return copy
 
@@ -165,6 +165,35 @@ def test_how_sglang_reads_the_layer(tmp_path: Path):
         kinds.append((one.hf_config.architectures[0], one.num_nextn_predict_layers))
     process_context().loads_mtp = False
     assert kinds == [("DeepseekV3ForCausalLM", None), ("DeepseekV3ForCausalLMNextN", 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("qwen3.5", "Qwen3_5ForCausalLMMTP"),
+        ("qwen3.5-moe", "Qwen3_5ForCausalLMMTP"),
+        ("qwen3-next", "Qwen3NextForCausalLMMTP"),
+        ("nemotron-3", "NemotronHForCausalLMMTP"),
+    ],
+)
+def test_hybrids(name: str, kind: str, tmp_path: Path, logged: list[str]):
+    """KV of one layer's two heads, of keys and of values; a copy of each request's state."""
+    from sglang_parse.patches.parse.draft_kv_pool import kv_bytes_per_token
+    from sglang_parse.startup.models import slot_sharers
+    from sglang_parse.startup.states import MAX_COPIES, num_copies
+
+    target, flags = MTP[name].target(tmp_path / name), HYBRIDS[name].flags
+    launch((target, None), *flags, ask=False)
+    assert any(f"has an MTP layer ({kind}), which can draft" in line for line in logged)
+    assert num_copies(48) == MAX_COPIES
+    args = launch((target, None), *OWN, *flags, ask=False)
+    assert num_copies(48) == 48
+    [layer] = slot_sharers(args)
+    assert layer.hf_config.architectures == [kind]
+    assert kv_bytes_per_token(layer, "auto", 1) == 2 * 2 * 16 * 4
+    copy = without_layer(target, tmp_path / "none", "mtp.")
+    with pytest.raises(ValueError, match=r"no weights named mtp\.\*, and the layer"):
+        launch((copy, None), *OWN, *flags, ask=False)
 
 
 def test_unserved_backends(glm: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.bodies import abort_while
+from support.bodies import TRACE, abort_while
 from support.client import (
     EXACT,
     Client,
@@ -16,11 +16,11 @@ from support.client import (
     ids_of,
     parse_info,
     random_prompts,
+    retractions,
 )
-from support.mtp import MTP
+from support.mtp import HYBRIDS, MTP, LayerReference
 from support.servers import (
     ALWAYS,
-    OVERLAP,
     PARSE,
     SEED,
     SMALL_CHUNKS,
@@ -33,9 +33,16 @@ from support.servers import (
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 STOCK = ("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3")
 STOCK += ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
-MORE = pytest.mark.nightly("tests/e2e/test_mtp.py::test_exact_drafts")
-FAST = "glm-4.5"
-NAMES = [name if name == FAST else pytest.param(name, marks=MORE) for name in MTP]
+STAND_IN = "tests/e2e/test_mtp.py::test_exact_drafts"
+MORE, MOST = pytest.mark.nightly(STAND_IN), pytest.mark.weekly(STAND_IN)
+FAST, DENSE = "glm-4.5", "qwen3.5"
+SECOND = {DENSE, "mimo-7b", "deepseek-v3", "glm-4.7-flash"}
+CASES = {name: pytest.param(name, marks=MORE if name in SECOND else MOST) for name in MTP}
+CASES[FAST] = pytest.param(FAST)
+WITH_STOCK, WITH_STATES = (
+    [case for name, case in CASES.items() if (name in HYBRIDS) is has_states]
+    for has_states in (False, True)
+)
 
 Serve = Callable[..., Iterator[Client]]
 
@@ -56,22 +63,24 @@ def serve(start_server: Start, target_of: Callable[[str], Path]) -> Serve:
     """Returns ``serve(kind, name, *flags)``: a server of a family's target."""
 
     def start(kind: str, name: str, *flags: str) -> Iterator[Client]:
-        model = ("--model-path", str(target_of(name)), *MTP[name].flags, *SMALL_CHUNKS, *SEED)
-        with plugin("given_dtype"), MTP[name].kernels():
-            yield from served(start_server, f"{kind}-{name}", *model, *flags)
+        one = MTP[name]
+        model = ("--model-path", str(target_of(name)), *one.flags, *SMALL_CHUNKS, *SEED)
+        with plugin("given_dtype"), one.kernels():
+            name = f"{kind}-{name}"
+            yield from served(start_server, name, *model, *flags, **one.variables)
 
     return start
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=CASES.values())
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture(scope="module")
 def own(serve: Serve, name: str) -> Iterator[Client]:
-    """No draft model: the layer drafts for the likelihood; overlap, as on a GPU."""
-    yield from serve("mtp", name, *PARSE, "--parse-mtp", "own", *ALWAYS, *OVERLAP)
+    """No draft model: the layer drafts for the likelihood; but for hybrids overlap, as on a GPU."""
+    yield from serve("mtp", name, *PARSE, "--parse-mtp", "own", *ALWAYS, *MTP[name].overlap)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +145,7 @@ def test_judges_texts_samples_and_aborts(own: Client, plain: Client, prompts: li
 
 
 @MORE
+@pytest.mark.parametrize("name", WITH_STOCK, indirect=True)
 def test_as_many_passes_as_stock_nextn(own: Client, stock: Client, prompts: list):
     for concurrency, count in ((1, 2), (8, 8)):
         for one in (own, stock):
@@ -148,10 +158,34 @@ def test_as_many_passes_as_stock_nextn(own: Client, stock: Client, prompts: list
 
 
 @MORE
-@pytest.mark.parametrize("name", [FAST], indirect=True)
+@pytest.mark.parametrize("name", WITH_STATES, indirect=True)
+def test_proposals_are_those_of_plain_pytorch(
+    own: Client, name: str, target_of: Callable[[str], Path], prompts: list
+):
+    """Behind drafts of which all, some or none is kept, and behind retractions."""
+    layer, kinds = LayerReference(HYBRIDS[name], target_of(name)), set[tuple[bool, bool]]()
+    for is_forced in (False, True):
+        own.flush()
+        with retractions(own, is_forced):
+            answers = own.generate_all(prompts, 8, parse=EXACT | TRACE, **LIMIT)
+        assert any(answer["meta_info"]["num_retractions"] for answer in answers) is is_forced
+        for prompt, answer in zip(prompts, answers, strict=True):
+            ids = [*prompt, *answer["output_ids"]]
+            hidden = layer.hidden(ids)
+            for record in parse_info(answer)["trace"]:
+                known, draft = len(prompt) + record["output_start"], record["draft_token_ids"]
+                assert draft == layer.propose(hidden[: known - 1], ids[:known], len(draft))
+                num_kept = record["accepted_len"] + len(record["bonus_token_ids"]) - 1
+                kinds.add((num_kept > 0, num_kept == len(draft)))
+    assert kinds == {(True, True), (True, False), (False, False)}
+    own.assert_nothing_lost()
+
+
+@MORE
+@pytest.mark.parametrize("name", [FAST, pytest.param(DENSE, marks=MOST)], indirect=True)
 def test_two_ranks(serve: Serve, plain: Client, name: str, tmp_path: Path, prompts: list):
     """Rank 1's logits are noise, so only rank 0's proposals and choices may count."""
-    flags = (*PARSE, "--parse-mtp", "own", *ALWAYS, *OVERLAP, "--tp-size", "2")
+    flags = (*PARSE, "--parse-mtp", "own", *ALWAYS, *MTP[name].overlap, "--tp-size", "2")
     with plugin("rank_noise", RANK_NOISE_DIR=str(tmp_path)), two_ranks_environment():
         for client in serve("mtp-ranks", name, *flags):
             answers = client.generate_all(prompts, 8, parse=EXACT, **LIMIT)

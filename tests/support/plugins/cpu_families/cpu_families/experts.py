@@ -1,4 +1,4 @@
-"""Experts of Nemotron 3 in plain PyTorch on a CPU."""
+"""Experts of Nemotron 3 and Ernie 4.5 in plain PyTorch on a CPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sglang_parse.patches.base import Patch, Registration, around
+from sglang_parse.patches.base import Patch, Registration, Value, around
 
 
 def _squared(
@@ -48,10 +48,12 @@ PATCH = Patch(
     {
         "sglang.srt.layers.moe.fused_moe_native.moe_forward_native": around(_squared),
         "torch.mm": Registration(_put, _is_put),
+        "sglang.srt.models.ernie4._is_cpu": Value(True),
     },
     why="the router of Nemotron 3 multiplies with `out_dtype`, which PyTorch has for GPUs only, "
-    "and SGLang's PyTorch experts know neither its activation nor its scale.",
-    how="a CPU kernel of that operator, and experts with that activation in plain PyTorch. Only on "
-    "machines without an accelerator.",
+    "and SGLang's PyTorch experts know neither its activation nor its scale. Ernie's router has a "
+    "bias of two dimensions but where SGLang's compiled CPU kernels are.",
+    how="a CPU kernel of that operator, and experts with that activation in plain PyTorch; "
+    "Ernie's module sees a CPU. Only on machines without an accelerator.",
     removed_when="both have a CPU path.",
 )
