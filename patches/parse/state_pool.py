@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_schedule, get_spec
 
 from sglang_parse.algorithm import is_parse, names_parse
 from sglang_parse.patches.base import Patch, after
-from sglang_parse.startup.states import num_copies
+from sglang_parse.startup.states import copies_bytes
 
 
 def _skip_under_parse(skips: bool) -> bool:  # noqa: FBT001 - SGLang's result
@@ -19,8 +19,7 @@ def _reserve_copies(rest_gb: float, self: Any, *_: Any) -> float:
     """The copies lie beside SGLang's pool."""
     if not is_parse(self.spec_algorithm):
         return rest_gb
-    size = self.mambaish_config.mamba2_cache_params.mamba_cache_per_req
-    return rest_gb - num_copies() * size / (1 << 30)
+    return rest_gb - copies_bytes(self.mambaish_config, get_schedule()) / (1 << 30)
 
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"

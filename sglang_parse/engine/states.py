@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
-from sglang.srt.runtime_context import get_memory
+from sglang.srt.runtime_context import get_memory, get_schedule
 
 from sglang_parse.device import on_device
 from sglang_parse.engine.forward import RequestRows, decode_rows, forward_spans, run_forward
@@ -47,7 +47,7 @@ class StateKeeper:
         self._pool: HybridReqToTokenPool = target.runner.req_to_token_pool
         cache = self._pool.mamba_pool.mamba_cache
         self._states: list[torch.Tensor] = [*cache.conv, cache.temporal]  # [layers, slots, ...]
-        self.num_copies = num_copies()
+        self.num_copies = num_copies(get_schedule())
         self._copies = [state[:, : self.num_copies].clone() for state in self._states]
         self._copied: dict[int, int] = {}
 

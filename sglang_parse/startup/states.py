@@ -10,7 +10,7 @@ from sglang.srt.arg_groups.model_override_base import (
     is_attention_backend_not_set,
 )
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
-from sglang.srt.runtime_context import get_platform, get_schedule
+from sglang.srt.runtime_context import get_platform
 
 from sglang_parse.attention.support import OF_TARGET
 from sglang_parse.core.config import ParseConfig, flag
@@ -44,9 +44,14 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 """SGLang's settings -> the values that PARSE was seen to serve recurrent states with."""
 
 
-def num_copies() -> int:
-    """How many states are copied at once."""
-    return min(get_schedule().max_running_requests or MAX_COPIES, MAX_COPIES)
+def num_copies(settings: Any) -> int:
+    """How many states are copied at once; ``settings``: SGLang's."""
+    return min(settings.max_running_requests or MAX_COPIES, MAX_COPIES)
+
+
+def copies_bytes(hybrid: Any, settings: Any) -> int:
+    """Of these copies on one rank; ``hybrid``: SGLang's configuration of layers with states."""
+    return num_copies(settings) * hybrid.mamba2_cache_params.mamba_cache_per_req
 
 
 def resolve_states(server_args: Any, target: Any) -> None:
