@@ -8,7 +8,6 @@ from itertools import takewhile
 import torch
 
 from sglang_parse.core.block import NO_TOKEN
-from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
@@ -63,10 +62,11 @@ class TokenChunk(DraftChunk):
         last, places = self._last.clamp(min=0), self.places(reqs)
         return last if places == [*range(len(last))] else last[on_device(places, last.device)]
 
-    def _receive(self, state: RequestState, values: Sequence[Sequence[int]], budget: int) -> None:
+    def _receive(self, req: Req, values: Sequence[Sequence[int]], budget: int) -> None:
         sound = [*takewhile(lambda value: value[0] != NO_TOKEN, values)]
         tokens, levels = zip(*sound, strict=True) if sound else ((), ())
-        state.add_draft(tokens, budget, num_launched=len(values), levels=levels)
+        found = self._levels(req, levels)
+        req.parse_state.add_draft(tokens, budget, num_launched=len(values), levels=found)
 
 
 def _choose(
