@@ -8,7 +8,7 @@ from sglang.srt.runtime_context import get_schedule, get_spec
 
 from sglang_parse.algorithm import is_parse, names_parse
 from sglang_parse.patches.base import Patch, after
-from sglang_parse.startup.states import num_copies
+from sglang_parse.startup.states import copies_bytes
 
 
 def _skip_under_parse(skips: bool) -> bool:  # noqa: FBT001 - SGLang's result
@@ -19,10 +19,10 @@ def _reserve_copies(rest_gb: float, self: Any, *_: Any) -> float:
     """The copies lie beside SGLang's pool."""
     if not is_parse(self.spec_algorithm):
         return rest_gb
-    schedule, size = get_schedule(), self.mambaish_config.mamba2_cache_params.mamba_cache_per_req
+    schedule, hybrid = get_schedule(), self.mambaish_config
     num_fit = schedule.max_mamba_cache_size // self._calculate_mamba_ratio()
-    copies = num_copies(min(schedule.max_running_requests, num_fit))
-    return rest_gb - copies * size / (1 << 30)
+    num_reqs = min(schedule.max_running_requests, num_fit)
+    return rest_gb - copies_bytes(hybrid, num_reqs) / (1 << 30)
 
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"

@@ -96,12 +96,17 @@ class SplitKV:
         num_heads, self._num_kv_heads, dim = heads
         self._stock, self._group = stock, num_heads // self._num_kv_heads
         self._is_ragged = max_rows > 0
-        self._num_sms, self._shared_memory = device_limits(device)
+        self._num_sms, self._shared_memory = device_limits()
         self._tiles: torch.Tensor | None = None
         rows = range(1, max_rows + 1) if max_rows else range(width, max_reqs * width + 1, width)
         items = max(n * self._num_parts(n, 0 if max_rows else width) for n in rows) * num_heads
         self._lse = torch.empty(items, dtype=torch.float32, device=device)
         self._partial = self._lse.new_empty(items * dim)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the buffers."""
+        return self._lse.nbytes + self._partial.nbytes
 
     def plan(self, lens: torch.Tensor, num_rows: int) -> None:
         """Computes, on the device, whose rows a program has, where requests have different ones.
@@ -224,11 +229,12 @@ class SplitKV:
         return 1 + min(wanted, MAX_SPLITS)
 
 
-def device_limits(device: Any) -> tuple[int, int]:
-    """(SMs, bytes of shared memory per block) of a GPU; of Triton's interpreter without one."""
+def device_limits() -> tuple[int, int]:
+    """(SMs, bytes of shared memory per block) of the process's GPU; of Triton's interpreter without
+    one."""
     if not torch.cuda.is_available():
         return 16, sys.maxsize
-    gpu = torch.cuda.get_device_properties(device)
+    gpu = torch.cuda.get_device_properties()
     return gpu.multi_processor_count, getattr(gpu, "shared_memory_per_block_optin", 0)
 
 

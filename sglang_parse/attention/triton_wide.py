@@ -149,7 +149,7 @@ class WideTritonBackend(TritonAttnBackend):
 def _is_plain(runner: Any) -> bool:
     """Whether the split kernel serves all layers of a model on this GPU."""
     layers = [part for part in runner.model.modules() if isinstance(part, RadixAttention)]
-    memory = device_limits(runner.device)[1]
+    memory = device_limits()[1]
     return all(
         layer.logit_cap == 0.0
         and layer.xai_temperature_len == -1

@@ -60,8 +60,9 @@ class BenchSettings(Flags):
         "plain,eagle3@3,parse@1,parse@every:32,standalone@3,parse@every:12,parse@every:90,"
         "parse-head@every:32,parse@0",
         f"of {','.join(KINDS)}; with @VALUE acceptance is simulated: an accept length of the stock "
-        "servers; a fraction of every draft or every:N, a refusal every N tokens, of those with "
-        "PARSE, whose judge is the likelihood or a verdict head",
+        "servers; a fraction of every draft, every:N, a refusal every N tokens, or doubt:N, the "
+        "same where the draft model is unsure, of those with PARSE, whose judge is the likelihood "
+        "or a verdict head",
         metavar="SERVER,...",
         read=split_names,
     )

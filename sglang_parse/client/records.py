@@ -58,8 +58,9 @@ def title_of(server: str) -> str:
     title, (way, _, every) = TITLES.get(kind, kind), simulated.partition(":")
     if kind in STOCK and simulated:
         return f"{title}, accept length {simulated}"
-    if way == "every":
-        return f"{title}, a refusal every {every.partition(':')[0]} tokens"
+    if way in ("every", "doubt"):
+        where = ", in doubt" if way == "doubt" else ""
+        return f"{title}, a refusal every {every.partition(':')[0]} tokens{where}"
     return f"{title}, {float(simulated):.0%} accepted" if simulated else title
 
 

@@ -79,8 +79,9 @@ class CompareSettings(TaskSettings):
     servers: tuple[str, ...] = model(
         tuple(name for name in TITLES if name not in (*OTHER_JUDGES, *ON_GPU)),
         f"of {','.join(TITLES)}; default: the command's, or those of --url. With @VALUE acceptance "
-        "is simulated: an accept length of stock servers, a fraction of every draft, or every:N, a "
-        "refusal every N tokens, with PARSE; on all servers answers then end where right ones do",
+        "is simulated: an accept length of stock servers, a fraction of every draft, every:N, a "
+        "refusal every N tokens, or doubt:N, the same where the draft model is unsure, with PARSE; "
+        "on all servers answers then end where right ones do",
         read=lambda names: split_names(names) if isinstance(names, str) else names,
     )
     remotes: dict[str, Remote] = model(

@@ -1,5 +1,5 @@
-"""Simulated acceptance for benchmarks: of a fraction of each draft, or up to drawn refusals; and of
-a parallel draft's candidates.
+"""Simulated acceptance for benchmarks: of a fraction of each draft, or up to drawn refusals, which
+the draft model may doubt; and of a parallel draft's candidates.
 
 Models with dummy weights have realistic speed but meaningless verdicts. With simulated acceptance
 the verify pass runs as usual, and only its verdicts are ignored. No tokens are matched after the
@@ -16,11 +16,13 @@ from random import Random
 
 from sglang_parse.core.block import MAX_BLOCK
 from sglang_parse.core.config import ParseConfig, flag
+from sglang_parse.core.doubt import LEVELS, own_chance
 from sglang_parse.core.setting import ConfigError
 
 ENV_VAR = "SGLANG_PARSE_SIMULATE_ACCEPTANCE"
 """Fraction of draft tokens to accept, 0 to 1, or ``every:N`` (``every:N:SEED``) for a refusal every
-N tokens on average; unset or empty to use the verdicts."""
+N tokens on average, or ``doubt:N`` for the same ones where the draft model is unsure; unset or
+empty to use the verdicts."""
 CYCLE = 1 << 16
 """Places of a text for which refusals are drawn; they repeat."""
 NUM_HASHED = 64
@@ -54,24 +56,36 @@ class SimulatedAcceptance:
 
     Attributes:
         adapts_len: whether longer drafts are accepted less, as real ones are: tokens are refused.
+        unsure: places of tokens that the draft model doubts; empty if its probabilities count.
     """
 
-    def __init__(self, fraction: float, refused: Sequence[int] = ()) -> None:
-        self.fraction, self.adapts_len = fraction, bool(refused)
+    def __init__(
+        self, fraction: float, refused: Sequence[int] = (), unsure: Sequence[int] = ()
+    ) -> None:
+        self.fraction, self.adapts_len, self.unsure = fraction, bool(refused), frozenset(unsure)
         self._refused = [*refused, *(place + CYCLE for place in refused[:1])]
         self._error = 0.0
 
     @classmethod
-    def refusals(cls, every: float, seed: int = 0) -> SimulatedAcceptance:
+    def refusals(
+        cls, every: float, seed: int = 0, *, in_doubt: bool = False
+    ) -> SimulatedAcceptance:
         """Refuses each token with probability 1 / ``every`` and accepts the longest prefix before
         the first refused one.
 
         A refusal belongs to a place of a request's text: drafts of any length, in any order, with
         any number of requests beside them, meet the same ones.
+
+        Args:
+            in_doubt: the draft model gives refused tokens the lowest level (``core.doubt``), and so
+                many others that this level's own chance is right; it is sure of the rest.
         """
         drawn = Random(seed)
-        refused = [place for place in range(CYCLE) if drawn.random() * every < 1]
-        return cls(1 - 1 / every, refused or [0])
+        draws = [drawn.random() * every for _ in range(CYCLE)]
+        refused = [place for place, draw in enumerate(draws) if draw < 1] or [0]
+        most = 1 / (1 - own_chance(0))
+        unsure = [place for place, draw in enumerate(draws) if draw < most] or refused
+        return cls(1 - 1 / every, refused, unsure if in_doubt else ())
 
     @classmethod
     def from_env(
@@ -85,13 +99,14 @@ class SimulatedAcceptance:
         text = environ.get(ENV_VAR, "")
         if not text:
             return None
-        every = re.fullmatch(r"every:([^:]*)(?::(\d+))?", text)
-        number = _number(every[1] if every else text)
+        every = re.fullmatch(r"(every|doubt):([^:]*)(?::(\d+))?", text)
+        number = _number(every[2] if every else text)
         if not (1 <= number < CYCLE if every else 0 <= number <= 1):
             raise ConfigError(
                 f"{ENV_VAR} is {text!r}; use a number from 0 (accept nothing) to 1 (accept all), "
-                f"every:N for a refusal every N tokens (1 to {CYCLE - 1}), every:N:SEED to draw "
-                "others, or unset it to use the verdicts"
+                f"every:N for a refusal every N tokens (1 to {CYCLE - 1}), doubt:N where the draft "
+                "model is unsure of them, every:N:SEED to draw others, or unset it to use the "
+                "verdicts"
             )
         if not config.is_semantic:
             setting = flag("verification")
@@ -99,7 +114,9 @@ class SimulatedAcceptance:
                 f"{ENV_VAR} is {text!r}, but {setting} {config.verification} guarantees the plain "
                 f"target's output; unset it, or use {setting} semantic"
             )
-        return cls.refusals(number, int(every[2] or 0)) if every else cls(number)
+        if not every:
+            return cls(number)
+        return cls.refusals(number, int(every[3] or 0), in_doubt=every[1] == "doubt")
 
     def accepted_len(self, num_drafted: int, prefix_ends: Sequence[int], place: int = 0) -> int:
         """Returns the number of accepted tokens: the end of a verified prefix, or 0.
@@ -117,6 +134,13 @@ class SimulatedAcceptance:
         # A draft without a long enough prefix must not make up for it in many others.
         self._error = min(max(wanted - accepted_len, -num_drafted), num_drafted)
         return accepted_len
+
+    def levels(self, place: int, known: Sequence[int]) -> Sequence[int]:
+        """Levels of draft tokens from ``place`` on; the draft model's, ``known``, if they count."""
+        if not self.unsure:
+            return known
+        places = range(place, place + len(known))
+        return [0 if one % CYCLE in self.unsure else LEVELS - 1 for one in places]
 
     def __str__(self) -> str:
         ratio = f"{100 * self.fraction:.3g} %"

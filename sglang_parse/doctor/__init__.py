@@ -6,6 +6,7 @@ runs all of them and reports each with its fix.
     finding   a line of the table
     machine   this Python: versions, plugin, patches
     start     the server that the given flags would start
+    memory    what it adds on each GPU
     served    a running server: its settings, and answers to prompts
     evidence  what the answers tell
 """

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import torch
-from huggingface_hub import get_local_safetensors_metadata
-from huggingface_hub.errors import NotASafetensorsRepoError
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
@@ -24,8 +22,9 @@ from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.doctor import endpoint
 from sglang_parse.doctor.finding import WARNING, Check, Problem, not_checked, simulated, warn_if
+from sglang_parse.doctor.memory import check_memory, num_weights
 from sglang_parse.startup import checks, heads, models
-from sglang_parse.startup.certificates import certified_server, local_folder
+from sglang_parse.startup.certificates import certified_server
 from sglang_parse.startup.families import usual_drafts
 from sglang_parse.startup.judges import check_judge
 from sglang_parse.startup.parallel import parallel_draft
@@ -39,7 +38,7 @@ QUIET = ("--log-level", "error")
 NAMES = (
     *("flags", "start", "algorithm", "settings", "device", "attention", "models"),
     *("tokenizers", "vocabularies", "context lengths", "draft forward"),
-    *("size ratio", "question", "judge", "verify pass"),
+    *("size ratio", "memory", "question", "judge", "verify pass"),
 )
 """Checks of every server, by methods of these names."""
 
@@ -239,7 +238,10 @@ class Start:
         return f"{getattr(self.config, setting)} fits the target; {steps} tokens ahead"
 
     def size_ratio(self) -> str:
-        target, draft = (_num_weights(model) for model in (self.pair[0], self.draft))
+        models = (self.pair[0], self.draft)
+        target, draft = (sum(num_weights(model).values()) for model in models)
+        if not (target and draft):
+            not_checked("no safetensors files of the models' weights on this machine")
         ratio = target / draft
         found = (
             f"{target:,} and {draft:,} weights: {ratio:.1f} to 1 (in a mixture of experts a token "
@@ -248,6 +250,11 @@ class Start:
         fix = f"a smaller draft, of at most 1/{SMALL_RATIO:.0f} of the target"
         limits = "; the time to draft limits the speedup" if ratio < SMALL_RATIO else ""
         return warn_if(bool(limits), found + limits, fix)
+
+    def memory(self) -> str:
+        if self.args.speculative_num_draft_tokens is None:
+            not_checked("settings that a start resolves are missing")
+        return check_memory(self.args, self.config, *self.pair)
 
     def question(self) -> str:
         question = self.built_question()
@@ -326,15 +333,6 @@ def captured(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> 
     except SystemExit:
         # Printed: usage, then "sglang serve: error: ...".
         raise Problem(stderr.getvalue().strip().rpartition("error: ")[2], "") from None
-
-
-def _num_weights(model: Any) -> int:
-    """Counts the weights of a ``ModelConfig``, in a folder or the local Hugging Face cache."""
-    folder = local_folder(model.model_path, model.revision)
-    with suppress(OSError, ValueError, NotASafetensorsRepoError):
-        if folder is not None:
-            return sum(get_local_safetensors_metadata(folder).parameter_count.values())
-    not_checked("no safetensors files of the models' weights on this machine")
 
 
 @contextmanager

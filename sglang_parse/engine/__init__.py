@@ -25,6 +25,7 @@ Beside them:
     step_graphs    passes of few rows as SGLang's CUDA graphs of decode steps
     wide_graphs    CUDA graphs of forwards with one width, or of so many rows
     graph_check    whether they are right and faster on this GPU
+    graph_memory   what they keep on a GPU
     target         the target's prefill and decode forwards through SGLang
     prefill        prompts and first tokens
     prewarm        what runs before the first request

@@ -222,6 +222,7 @@ def _draft_model(
     context = process_context()
     context.target_rows = models[3].model_runner.model_config.vocab_size
     draft = DraftModel(*models, config.draft_eagle3_path)
+    draft.simulated = SimulatedAcceptance.from_env(config)
     if context.draft_rows:
         draft.keep_within(min(context.draft_rows, context.target_rows, num_ids(tokenizer)))
     parallel = parallel_draft(config, draft.draft_runner.model_config)

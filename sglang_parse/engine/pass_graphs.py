@@ -104,20 +104,30 @@ class PassGraphs(WideGraphs):
 def capture(runner: Any, max_rows: int = MAX_ROWS) -> list[PassGraphs]:
     """Captures a model's forwards, smallest first; none, and a line in the log, where its forwards
     need more than ``WideInputs``, or the capture fails."""
-    obstacle, num_reqs = _obstacle(runner), runner.req_to_token_pool.size
+    has_steps, num_reqs = bool(runner.decode_cuda_graph_capture_bs), runner.req_to_token_pool.size
+    has_adapters = runner.lora_manager is not None
+    why = obstacle(runner.model_config, has_steps=has_steps, has_adapters=has_adapters)
     found: list[PassGraphs] = []
     try:
-        for unit, counts in {} if obstacle else ROWS.items():
-            sizes = tuple(n for n in counts if n * unit <= max_rows and n <= num_reqs)
-            found += [PassGraphs(runner, unit, sizes, found)] if sizes else []
+        for unit, sizes in {} if why else unit_sizes(max_rows, num_reqs).items():
+            found.append(PassGraphs(runner, unit, sizes, found))
     except Exception as error:
         # On one rank alone it may have failed.
         if is_forced() or get_parallel().tp_size > 1:
             raise
-        obstacle = f"their capture failed: {error!r}"
-    if obstacle:
-        logger.info("PARSE: forwards of the %s run in pieces: %s", model_name(runner), obstacle)
+        why = f"their capture failed: {error!r}"
+    if why:
+        logger.info("PARSE: forwards of the %s run in pieces: %s", model_name(runner), why)
     return found
+
+
+def unit_sizes(max_rows: int, num_reqs: int) -> dict[int, tuple[int, ...]]:
+    """Rows of a unit -> units of its graphs, with up to ``max_rows``; ``num_reqs``: of the pool."""
+    fitting = {
+        unit: tuple(n for n in counts if n * unit <= max_rows and n <= num_reqs)
+        for unit, counts in ROWS.items()
+    }
+    return {unit: sizes for unit, sizes in fitting.items() if sizes}
 
 
 def is_forced() -> bool:
@@ -130,14 +140,15 @@ def is_off() -> bool:
     return os.environ.get(ENV_VAR) == "0"
 
 
-def _obstacle(runner: Any) -> str:
-    """Why a model's forwards are not captured; "" if they are."""
-    attention = attention_of(runner.model_config)
+def obstacle(model: Any, *, has_steps: bool = True, has_adapters: bool = False) -> str:
+    """Why the forwards of a ``ModelConfig`` are not captured; "" if they are. ``has_steps``: its
+    decode steps are captured."""
+    attention = attention_of(model)
     obstacles = {
         f"{ENV_VAR} is 0": is_off(),
-        "its decode steps have no CUDA graphs": not runner.decode_cuda_graph_capture_bs,
-        "it serves adapters": runner.lora_manager is not None,
-        "its positions have three axes": runner.model_config.model_is_mrope,
+        "its decode steps have no CUDA graphs": not has_steps,
+        "it serves adapters": has_adapters,
+        "its positions have three axes": model.model_is_mrope,
         attention.value: attention not in SERVED,
     }
     return next((text for text, is_so in obstacles.items() if is_so), "")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.model_runner import SamplingPrewarmResult
@@ -20,6 +21,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.engine import admission, pass_graphs, step_graphs
 from sglang_parse.engine.build import build_engine
 from sglang_parse.engine.faults import contain_request
+from sglang_parse.engine.graph_memory import GraphMemory
 from sglang_parse.engine.logits.grammar import needs_matchers
 from sglang_parse.engine.overlap import Pipeline
 from sglang_parse.engine.prefill import prefill
@@ -45,7 +47,7 @@ class ParseWorker(BaseSpecWorker):
         models = (server_args, gpu_id, nccl_port, target_worker)
         self.engine = build_engine(ParseConfig.from_env(), context.counters, *models)
         self.pipeline = context.pipeline = Pipeline(self.engine)
-        self._target_worker = target_worker
+        self._args, self._target_worker = resolved_view(server_args), target_worker
         self._draft_worker = self.engine.drafter.model if self.engine.drafter else None
         self._running: dict[int, Req] = {}  # by id(): several clients may give one rid
         self._forward_stream: Any = None
@@ -113,7 +115,13 @@ class ParseWorker(BaseSpecWorker):
         target.step_graphs = [] if target.pass_graphs else step_graphs.capture(target.runner)
         if free:
             taken = (free - _free_bytes()) / 2**30
-            logger.info("PARSE: CUDA graphs of the draft model and of passes take %.2f GB", taken)
+            text = "PARSE: CUDA graphs of the draft model and of passes take %.2f GB; %.2f computed"
+            logger.info(text, taken, sum(self._graph_bytes().values()) / 2**30)
+
+    def _graph_bytes(self) -> dict[str, int]:
+        drafter, target = self.engine.drafter, self.engine.verifier.target.runner.model_config
+        draft = drafter.model.draft_runner.model_config if drafter else None
+        return GraphMemory(self._args, self.engine.config, target, draft).of_graphs()
 
     def prewarm_sampling(self) -> SamplingPrewarmResult:
         """Called on the forward stream when all graphs are captured."""

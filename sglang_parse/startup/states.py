@@ -50,6 +50,11 @@ def num_copies(num_reqs: int) -> int:
     return num_reqs if ParseConfig.from_env().mtp else min(num_reqs, MAX_COPIES)
 
 
+def copies_bytes(hybrid: Any, num_reqs: int) -> int:
+    """Of these copies on one rank; ``hybrid``: SGLang's configuration of layers with states."""
+    return num_copies(num_reqs) * hybrid.mamba2_cache_params.mamba_cache_per_req
+
+
 def resolve_states(server_args: Any, target: Any) -> None:
     """Checks the settings of a hybrid target's server and sets those that PARSE determines; does
     nothing for another target.

@@ -6,6 +6,7 @@ tests/e2e/test_demo_programs.py runs it against a server.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
 from sglang_parse.client.servers import free_ports
 from sglang_parse.core.request import NAN_IN_TARGET
 from sglang_parse.core.simulation import ENV_VAR as SIMULATE
-from sglang_parse.doctor import machine, served, start
+from sglang_parse.doctor import machine, memory, served, start
 from sglang_parse.doctor.finding import (
     FAILS,
     NOT_CHECKED,
@@ -34,6 +35,7 @@ from sglang_parse.doctor.finding import (
     run_check,
 )
 from sglang_parse.doctor.settings import DoctorSettings
+from sglang_parse.shapes.shape import Shape
 from sglang_parse.startup import compat
 from support.calibration import demo_fingerprint, write_certificate
 from support.demo_pair import DEMO
@@ -328,6 +330,38 @@ def test_size_ratio(good: dict[str, Finding], tmp_path: Path):
     target, draft = make_pair(tmp_path, PairShape(num_layers=1))
     line = check(model_path=target, speculative_draft_model_path=draft)["size ratio"]
     assert (line.status, line.fix.partition(",")[0]) == (WARNING, "a smaller draft")
+
+
+def test_memory(good: dict[str, Finding], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of shapes without weights, on a GPU that has room and on one where little is left."""
+    assert good["memory"].found.startswith("0.00 GiB (weights of draft 0.00 GiB) and 2 KiB of each")
+    target = Shape.read("14b").write_model(tmp_path)
+    draft = Shape.read("0.6b").write_model(tmp_path, pard_token=9)
+    given = {"model_path": target, "speculative_draft_model_path": draft, "parse_question": None}
+    given |= {"device": "cuda", "attention_backend": "triton", "dtype": "bfloat16"}
+    monkeypatch.setattr(memory, "get_device_memory_capacity", lambda _: 80 << 10)
+    line = check(**given, mem_fraction_static=0.9)["memory"]
+    assert line.status == OK
+    assert line.found.startswith("no weights and 112 KiB of each KV slot within --mem-fraction-")
+    parts = re.findall(r"([a-z ]+) (0\.\d\d|1\.50) GiB(?=[,)])", line.found)
+    assert [name.strip() for name, _ in parts[:2]] == ["logits of a pass", "logits of blocks"]
+    graphs = {f"graphs of {name}" for name in ("passes", "draft steps", "draft prefills", "blocks")}
+    assert graphs == {name.strip() for name, _ in parts[2:]}
+    line = check(**given, mem_fraction_static=0.96)["memory"]
+    assert (line.status, "where 3.20 GiB are left" in line.found) == (WARNING, True)
+    assert line.fix.startswith("a smaller --mem-fraction-static, --context-length, --max-running")
+    pieces = check(**given, mem_fraction_static=0.96, cuda_graph_backend_decode="disabled")
+    assert "graphs of" not in pieces["memory"].found
+
+
+def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch):
+    weights = sum(p.numel() for p in load_model(DEMO / "target").parameters())
+    monkeypatch.setattr(memory, "get_device_memory_capacity", lambda _: weights * 4 / 2**20)
+    line = check(mem_fraction_static=0.99)["memory"]
+    assert (line.status, line.fix) == (
+        FAILS,
+        "a larger --mem-fraction-static or --tp-size, or smaller models",
+    )
 
 
 def test_question(good: dict[str, Finding]):

@@ -171,7 +171,7 @@ def test_which_layers_are_split(
     from sglang_parse.attention.split_kv import tiles_that_fit
 
     memory = {"h100": 227 << 10, "a100": 163 << 10, "l40s": 99 << 10}
-    monkeypatch.setattr(triton_wide, "device_limits", lambda _: (132, memory[gpu]))
+    monkeypatch.setattr(triton_wide, "device_limits", lambda: (132, memory[gpu]))
     sizes = {"num_heads": 2, "head_dim": 128, "scaling": 1.0, "num_kv_heads": 1, "layer_id": 0}
     layer = RadixAttention(**(sizes | changed))
     model = torch.nn.ModuleList([layer])

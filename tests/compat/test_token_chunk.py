@@ -13,6 +13,7 @@ from sglang_parse.core.block import block_kinds
 from sglang_parse.core.doubt import LEVELS, Doubt, level_of
 from sglang_parse.core.phases import DraftPlan, Phase, RequestPolicy
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.simulation import CYCLE, SimulatedAcceptance, place_of
 
 pytestmark = pytest.mark.compat
 
@@ -85,6 +86,7 @@ def draft(
     nan_at: int | None = None,
     runs_ahead: bool = False,
     waits: bool = True,
+    simulated: SimulatedAcceptance | None = None,
 ) -> tuple[Any, Runner]:
     from sglang_parse.engine.drafting import token_by_token
     from sglang_parse.engine.drafting.draft_model import DraftModel
@@ -100,6 +102,7 @@ def draft(
     batch = SimpleNamespace(reqs=reqs, device="cpu")
     (layout,) = block_kinds(1, allow_one_token=False)
     among = range(len(reqs))
+    model.simulated = simulated
     chunk = TokenChunk(model, layout, batch, among, draft_tokens=64, runs_ahead=runs_ahead)
     chunk.launch(num_tokens)
     if waits:
@@ -160,6 +163,19 @@ def doubtful(pool: int, least: float) -> SimpleNamespace:
     doubt = Doubt([0.5] * LEVELS, least)
     req.parse_state.plan = replace(req.parse_state.plan, doubt=doubt)
     return req
+
+
+def test_simulated_doubt_ends_a_draft_at_a_token_that_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Whatever the draft model's own probabilities are; the same place as a verify pass finds."""
+    simulated = SimulatedAcceptance.refusals(1 << 14, seed=1, in_doubt=True)
+    req = request(0, 7, 64)
+    place = place_of(req.origin_input_ids, len(req.parse_state.output_ids))
+    simulated.unsure = frozenset({(place + 3) % CYCLE})
+    chances = [0.1, *[0.9] * (LEVELS - 1)]
+    req.parse_state.plan = replace(req.parse_state.plan, doubt=Doubt(chances, least=0.2))
+    draft([req], 8, monkeypatch, simulated=simulated)
+    assert req.parse_state.draft.levels == [*[LEVELS - 1] * 3, 0]
+    assert req.parse_state.draft.in_doubt
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])

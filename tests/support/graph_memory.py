@@ -4,7 +4,8 @@ numbers.
 Run by ``test_graph_memory`` in a process of its own, because SGLang's FlashAttention module wants
 the kernels' library, which is stood in for. Takes a JSON list of sizes and prints one of objects:
 backend -> bytes by the settings as they are, and bytes under PARSE; "blocks": bytes of the graphs
-of blocks with masks after every row, and of those of passes.
+of blocks with masks after every row, and of those of passes; "kept" and "computed": bytes of all
+graphs of blocks, and of passes, with hidden states.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ from sglang.srt.layers.attention import flashattention_backend, triton_backend  
 from sglang.srt.runtime_context import _ConfigBag, get_parallel  # noqa: E402
 
 from sglang_parse.algorithm import ParseAlgorithm  # noqa: E402
+from sglang_parse.attention.support import Attention  # noqa: E402
 from sglang_parse.attention.triton_wide import WideTritonBackend  # noqa: E402
 from sglang_parse.core.block import BlockKind, Masks  # noqa: E402
+from sglang_parse.core.config import ParseConfig  # noqa: E402
 from sglang_parse.core.layout import RequestLayout  # noqa: E402
+from sglang_parse.engine import pass_graphs  # noqa: E402
+from sglang_parse.engine.graph_memory import GraphMemory  # noqa: E402
 from sglang_parse.patches.parse import decode_graphs  # noqa: E402
 
 MODULES = (triton_backend, flashattention_backend)
 HEADS, KV_HEADS, DIM = 64, 8, 128
+BLOCK_MASKS = (Masks.EVERY, Masks.LAST)
 
 
 def settings(longest_pass: int) -> Any:
@@ -58,6 +64,12 @@ def target(context: int, max_bs: int) -> Any:
         is_encoder_decoder=False,
         is_local_attention_model=False,
         hf_text_config=SimpleNamespace(num_attention_heads=HEADS),
+        hf_config=SimpleNamespace(pard_token=7),
+        num_attention_heads=HEADS,
+        hidden_size=HEADS * DIM,
+        vocab_size=1000,
+        dtype=torch.bfloat16,
+        model_is_mrope=False,
     )
     model.get_num_kv_heads.return_value = KV_HEADS
     model.get_max_num_attention_heads.return_value = HEADS
@@ -110,12 +122,38 @@ def _kept(backend: Any) -> int:
 
 
 def wide_bytes(runner: Any, rows: RequestLayout, lens: torch.Tensor | None = None) -> int:
-    """Of graphs of 16 requests with these rows each, or of 1,024 rows of 128 requests."""
+    """Of graphs of 16 requests with these rows each, or of so many rows of 128 requests."""
     backend = WideTritonBackend(runner, rows, lens)
-    num_rows = 1024 if lens is not None else 16 * rows.num_rows
-    backend.init_cuda_graph_state(16, num_rows)
+    backend.init_cuda_graph_state(16, rows.num_rows * (16 if lens is None else 1))
     kept = {id(tensor): tensor for tensor in tensors(vars(backend) | vars(backend._split))}
     return sum(tensor.nbytes for tensor in kept.values())
+
+
+def all_graphs(runner: Any) -> dict[str, tuple[int, int]]:
+    """As they are allocated, and as ``GraphMemory`` says."""
+    model, blocks = runner.model_config, [BlockKind(8, masks).rows(0) for masks in BLOCK_MASKS]
+    passes, lens = [RequestLayout(0, rows) for rows in (128, 1024)], torch.empty(129, device="meta")
+    shared = 8 * len(lens) * model.context_len
+    num_rows = 16 * sum(rows.num_rows for rows in blocks), sum(rows.num_rows for rows in passes)
+    kept = (
+        sum(wide_bytes(runner, rows) for rows in blocks),
+        sum(wide_bytes(runner, rows, lens) for rows in passes) - shared,
+    )
+    args = SimpleNamespace(
+        device="cuda",
+        tp_size=1,
+        cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(backend="full", bs=[8, 16])),
+        max_running_requests=None,
+        enable_deterministic_inference=False,
+        enable_lora=False,
+    )
+    with mock.patch.object(pass_graphs, "attention_of", return_value=Attention.FULL):
+        found = GraphMemory(args, ParseConfig(), model, model).of_graphs()
+    hidden = [rows * model.hidden_size * 2 for rows in num_rows]
+    return {
+        "kept": tuple(map(sum, zip(kept, hidden, strict=True))),
+        "computed": (found["graphs of blocks"], found["graphs of passes"]),
+    }
 
 
 def stand_in_for_a_server(spec: Any) -> None:
@@ -146,6 +184,7 @@ def measure(longest_pass: int, context: int, max_bs: int) -> dict[str, tuple[int
                 wide_bytes(runner, BlockKind(8, Masks.EVERY).rows(0)),
                 wide_bytes(runner, RequestLayout(0, 1024), torch.empty(129, device="meta")),
             ),
+            **all_graphs(runner),
             "triton": bytes_of(triton_backend.TritonAttnBackend, runner),
             "fa3": bytes_of(flashattention_backend.FlashAttentionBackend, runner),
         }

@@ -113,6 +113,7 @@ def test_a_server_for_each_simulated_acceptance():
     assert [spec.environment.get(ENV_VAR) for spec in specs] == [None, "0.3", "1"]
     assert title_of("parse@0.3") == "PARSE, 30% accepted"
     assert title_of("parse@every:32:7") == "PARSE, a refusal every 32 tokens"
+    assert title_of("parse@doubt:32") == "PARSE, a refusal every 32 tokens, in doubt"
     assert title_of("eagle3@2.5") == "EAGLE3, accept length 2.5"
 
 

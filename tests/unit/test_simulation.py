@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.doubt import LEVELS, own_chance
 from sglang_parse.core.segment import evenly_spaced
 from sglang_parse.core.setting import ConfigError
 from sglang_parse.core.simulation import (
@@ -85,6 +86,25 @@ def test_a_refused_token_ends_the_prefix_before_it():
     assert found.accepted_len(place + 1, [place + 1]) == 0
 
 
+def test_the_same_refusals_in_doubt():
+    """Every refused token is unsure, and as many others as the lowest level's own chance says."""
+    sure, unsure = (
+        SimulatedAcceptance.from_env(ParseConfig(), {ENV_VAR: f"{way}:32:7"})
+        for way in ("every", "doubt")
+    )
+    known, rest = [3, 5] * (CYCLE // 2), [LEVELS - 1]
+    assert sure.levels(0, known) == known
+    levels = unsure.levels(5 * CYCLE, known)
+    accepted = [one.accepted_len(1, [1], place) for place in range(CYCLE) for one in (sure, unsure)]
+    assert accepted[::2] == accepted[1::2]
+    assert {*levels} == {0, *rest}
+    doubted = [took for took, level in zip(accepted[::2], levels, strict=True) if not level]
+    assert accepted[::2].count(0) == doubted.count(0)
+    assert doubted.count(1) / len(doubted) == pytest.approx(own_chance(0), abs=0.03)
+    assert unsure.levels(9, known[:5]) == levels[9:14]
+    assert SimulatedAcceptance.refusals(9e9, in_doubt=True).levels(0, [5, 5]) == [0, *rest]
+
+
 def test_where_a_text_starts_depends_on_its_prompt():
     starts = {place_of([*range(length), last], 0) for length in (5, 500) for last in (1, 2)}
     assert len(starts) == 4
@@ -108,7 +128,10 @@ def test_the_average_is_the_configured_fraction(fraction: float, drafts: list[tu
 
 @pytest.mark.parametrize(
     "text",
-    [*("1.5", "-0.1", "nan", "half", "75%"), *("every:0.5", "every:", "every:65536", "every:9:x")],
+    [
+        *("1.5", "-0.1", "nan", "half", "75%"),
+        *("every:0.5", "every:", "every:65536", "every:9:x", "doubt:0"),
+    ],
 )
 def test_other_values_are_refused(text: str):
     with pytest.raises(ConfigError, match=rf"{ENV_VAR} is '{text}'; use a number from 0"):

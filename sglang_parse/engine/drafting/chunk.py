@@ -34,6 +34,7 @@ from sglang_parse.core.block import BlockKind
 from sglang_parse.core.doubt import are_in_doubt
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
+from sglang_parse.core.simulation import place_of
 from sglang_parse.device import HostCopy
 from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.logits.rows import LogitsRows
@@ -203,7 +204,7 @@ class DraftChunk(ABC):
         """
 
     @abstractmethod
-    def _receive(self, state: RequestState, values: Sequence[Any], budget: int) -> None:
+    def _receive(self, req: Req, values: Sequence[Any], budget: int) -> None:
         """Adds what arrived of one request to its draft."""
 
     def _num_possible(self, req: Req, num_forwards: int) -> int:
@@ -224,10 +225,17 @@ class DraftChunk(ABC):
     def _add(self, i: int, values: Sequence[Any]) -> None:
         state: RequestState = self.batch.reqs[i].parse_state
         was_drafting, count = state.phase is Phase.DRAFTING, state.num_drafted
-        self._receive(state, values, self._budget(self.batch.reqs[i]))
+        self._receive(self.batch.reqs[i], values, self._budget(self.batch.reqs[i]))
         self._num_added += state.num_drafted - count
         if was_drafting and state.phase is Phase.VERIFYING:
             self.finished.append(i)
+
+    def _levels(self, req: Req, known: Sequence[int]) -> Sequence[int]:
+        """Levels of a request's next draft tokens: the draft model's, or simulated."""
+        if self.model.simulated is None:
+            return known
+        place = place_of(req.origin_input_ids, len(req.parse_state.output_ids))
+        return self.model.simulated.levels(place + req.parse_state.num_drafted, known)
 
     def _reqs(self, indices: Sequence[int]) -> list[Req]:
         return [self.batch.reqs[i] for i in indices]

@@ -25,6 +25,7 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_parse.context import process_context
 from sglang_parse.core.block import BlockKind, Masks
+from sglang_parse.core.simulation import SimulatedAcceptance
 from sglang_parse.device import on_device
 from sglang_parse.engine.drafting.batches import extend_batch, new_batch
 from sglang_parse.engine.drafting.block_graphs import BlockGraphs
@@ -96,6 +97,7 @@ class DraftModel(EagleDraftWorkerBase):
             ``init_cuda_graphs``.
         is_masked: blocks run masks after every row in the layout ``mask``, otherwise in ``alias``.
         plans_on_device: whether attention plans a block from lengths on the device.
+        simulated: says how sure it is of its tokens, if acceptance is simulated.
         prefill_graphs, block_graphs: CUDA graphs, smallest first, and by kind.
         head: the EAGLE-3 head that proposes its blocks' candidates; every forward that writes the
             draft model's KV writes the head's, too.
@@ -103,6 +105,7 @@ class DraftModel(EagleDraftWorkerBase):
 
     kv: DraftKvMarks
     head: DraftHead | None = None
+    simulated: SimulatedAcceptance | None = None
     block_kinds: Sequence[BlockKind] = ()
     prefill_graphs: Sequence[PassGraphs] = ()
     graph_reqs = mask_id = 0

@@ -99,7 +99,8 @@ class ParallelChunk(DraftChunk):
         assert self._state is not None
         return self._state.pick(on_device(self.places(reqs), self.batch.device))
 
-    def _receive(self, state: RequestState, values: Sequence[Sequence[int]], budget: int) -> None:
+    def _receive(self, req: Req, values: Sequence[Sequence[int]], budget: int) -> None:
+        state: RequestState = req.parse_state
         for record in values:
             count = state.num_drafted
             accepted, levels, candidates = accepted_block(record)
@@ -107,7 +108,7 @@ class ParallelChunk(DraftChunk):
                 accepted,
                 budget,
                 num_launched=self.kind.size,
-                levels=levels,
+                levels=self._levels(req, levels),
                 candidates=candidates,
             )
             if count and state.phase is Phase.DRAFTING:

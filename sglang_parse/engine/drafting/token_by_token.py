@@ -9,7 +9,6 @@ import torch
 
 from sglang_parse.core.block import NO_TOKEN
 from sglang_parse.core.doubt import level_of
-from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.drafting.chunk import DraftChunk, adjusted_rows, length
@@ -64,11 +63,11 @@ class TokenChunk(DraftChunk):
         last, places = self._last.clamp(min=0), self.places(reqs)
         return last if places == [*range(len(last))] else last[on_device(places, last.device)]
 
-    def _receive(self, state: RequestState, values: Sequence[Sequence[int]], budget: int) -> None:
+    def _receive(self, req: Req, values: Sequence[Sequence[int]], budget: int) -> None:
         sound = [*takewhile(lambda value: value[0] != NO_TOKEN, values)]
         tokens, surprisals = zip(*sound, strict=True) if sound else ((), ())
-        levels = [*map(level_of, surprisals)]
-        state.add_draft(tokens, budget, num_launched=len(values), levels=levels)
+        levels = self._levels(req, [*map(level_of, surprisals)])
+        req.parse_state.add_draft(tokens, budget, num_launched=len(values), levels=levels)
 
 
 def _choose(
