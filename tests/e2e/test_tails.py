@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import pytest
 
+from support.bodies import Asked, ask_all, changed
 from support.client import Client, assert_adds_up, flat, ids_of, parse_info
 from support.demo_pair import DEMO, held_out
 from support.servers import COPIES, PARSE, SEED, Start, plugin, served
@@ -21,11 +21,12 @@ TEXTS = ("--model-path", str(DEMO / "target"), *PARSE, *COPIES, *SEED)
 TEXTS = (*TEXTS, "--parse-verification", "token")
 HEAD = ("--parse-eagle3-path", str(DEMO / "eagle3"))
 LIMIT = {"max_new_tokens": 110}
-DIGITS = str.maketrans("0123456789", "1234567890")
 COSTS = "10 0.04 1.5"
 """ms of a target forward, of each row, of the head: the policy decides as on a GPU, and not by what
 else the tests' machine does."""
-Asked = Sequence[tuple[str, dict[str, Any]]]
+PROBLEMS = tuple(one.prompt for one in held_out(8))
+Answers = Callable[[tuple[str, ...], int], list[dict[str, Any]]]
+"""(prompts, how many at a time) -> answers."""
 
 
 @pytest.fixture(scope="module")
@@ -41,47 +42,35 @@ def texts(start_server: Start) -> Iterator[Client]:
         yield from served(start_server, "tails-texts", *TEXTS, STAGE_COSTS=COSTS)
 
 
-def changed(text: str) -> str:
-    """Every second line with other numbers."""
-    lines = text.splitlines(keepends=True)
-    return "".join(line.translate(DIGITS) if n % 2 else line for n, line in enumerate(lines))
-
-
-PROBLEMS = [one.prompt for one in held_out(8)]
+@pytest.fixture(scope="module")
+def plainly(demo_plain: Client) -> Answers:
+    """Returns ``plainly(prompts, concurrency)``: the plain target's answers."""
+    return cache(lambda prompts, concurrency: demo_plain.generate_all(prompts, concurrency, **LIMIT))
 
 
 @pytest.fixture(scope="module")
-def plain_answers(demo_plain: Client) -> list[dict[str, Any]]:
-    return demo_plain.generate_all(PROBLEMS, 8, **LIMIT)
-
-
-@pytest.fixture(scope="module")
-def kinds(plain_answers: list[dict[str, Any]]) -> dict[str, Asked]:
-    """Problems with the answer, changed, as the prediction; and with no text that fits."""
-    asked, drafts = PROBLEMS, [changed(one["text"]) for one in plain_answers]
+def kinds(plainly: Answers) -> dict[str, Asked]:
+    """Problems with the answer, changed, as the prediction, or in the prompt; and with no text that
+    fits."""
+    texts = [changed(one["text"]) for one in plainly(PROBLEMS, 8)]
+    both = [*zip(PROBLEMS, texts, strict=True)]
     return {
-        "prediction": [(ask, {"draft": text}) for ask, text in zip(asked, drafts, strict=True)],
-        "none": [(ask, {}) for ask in asked],
-        "another's": [(ask, {"draft": "and so on, as ever. " * 9}) for ask in asked],
+        "prediction": [(ask, {"draft": text}) for ask, text in both],
+        "prompt": [(f"{text} {ask}", {}) for ask, text in both],
+        "none": [(ask, {}) for ask in PROBLEMS],
+        "another's": [(ask, {"draft": "and so on, as ever. " * 9}) for ask in PROBLEMS],
     }
 
 
-def answers_of(
-    client: Client, asked: Asked, concurrency: int, top: dict | None = None, **more: Any
-) -> list[dict[str, Any]]:
-    with ThreadPoolExecutor(concurrency) as pool:
-        jobs = [
-            pool.submit(client.generate, prompt, top=top or {}, parse=parse, **LIMIT | more)
-            for prompt, parse in asked
-        ]
-        return [job.result() for job in jobs]
-
-
 @pytest.fixture(scope="module")
-def alone(both: Client) -> Callable[[int, int], list[dict[str, Any]]]:
-    """Returns ``alone(num, concurrency)``: answers with the head and no text."""
-    without = [(prompt, {"prompt_drafts": "off"}) for prompt in PROBLEMS]
-    return cache(lambda num, concurrency: answers_of(both, without[:num], concurrency))
+def alone(both: Client) -> Answers:
+    """The same with the head and no text."""
+    without = {"prompt_drafts": "off"}
+    return cache(
+        lambda prompts, concurrency: ask_all(
+            both, [(prompt, without) for prompt in prompts], concurrency, **LIMIT
+        )
+    )
 
 
 def per_pass(answers: Sequence[dict[str, Any]]) -> float:
@@ -92,13 +81,16 @@ def per_pass(answers: Sequence[dict[str, Any]]) -> float:
 
 @pytest.mark.parametrize(
     ("kind", "concurrency"),
-    [("prediction", 8), ("prediction", 1), ("none", 8), ("none", 1), ("another's", 8)],
+    [
+        *(("prediction", 8), ("prediction", 1), ("prompt", 8), ("prompt", 1)),
+        *(("none", 8), ("none", 1), ("another's", 8)),
+    ],
 )
 def test_both_in_one_pass(
     both: Client,
     texts: Client,
-    alone: Callable[[int, int], list[dict[str, Any]]],
-    plain_answers: list[dict[str, Any]],
+    alone: Answers,
+    plainly: Answers,
     kinds: dict[str, Asked],
     kind: str,
     concurrency: int,
@@ -106,16 +98,16 @@ def test_both_in_one_pass(
     """At least 1.15 times as many tokens a pass as the better one where a text fits in part, and
     never less than 0.98 times where none does."""
     asked = kinds[kind][: 8 if concurrency > 1 else 3]
-    found = {}
+    prompts, found = tuple(prompt for prompt, _ in asked), {}
     for name, answers in (
-        ("head", alone(len(asked), concurrency)),
-        ("texts", answers_of(texts, asked, concurrency)),
-        ("both", answers_of(both, asked, concurrency)),
+        ("head", alone(prompts, concurrency)),
+        ("texts", ask_all(texts, asked, concurrency, **LIMIT)),
+        ("both", ask_all(both, asked, concurrency, **LIMIT)),
     ):
-        assert ids_of(answers) == ids_of(plain_answers[: len(asked)]), name
+        assert ids_of(answers) == ids_of(plainly(prompts, concurrency)), name
         list(map(assert_adds_up, answers))
         found[name] = per_pass(answers)
-    least = 1.15 if kind == "prediction" else 0.98
+    least = 1.15 if kind in ("prediction", "prompt") else 0.98
     assert found["both"] >= least * max(found["head"], found["texts"]), found
     both.assert_nothing_lost()
 
@@ -137,7 +129,7 @@ def test_all_kinds_of_requests(
     both: Client, demo_plain: Client, kinds: dict[str, Asked], wish: dict
 ):
     asked = kinds["prediction"][:4]
-    ours = answers_of(both, asked, 4, **wish)
+    ours = ask_all(both, asked, 4, **LIMIT | wish)
     theirs = demo_plain.generate_all([prompt for prompt, _ in asked], 4, **LIMIT | wish)
     assert ids_of(ours) == ids_of(theirs)
     list(map(assert_adds_up, ours))
