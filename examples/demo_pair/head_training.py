@@ -119,9 +119,7 @@ def train(
 
 
 @torch.inference_mode()
-def accept_length(
-    head: Head, target: Qwen3ForCausalLM, tokenizer: Any, num_problems: int
-) -> float:
+def accept_length(head: Head, target: Qwen3ForCausalLM, tokenizer: Any, num_problems: int) -> float:
     """Tokens per verification pass with a greedy chain of `NUM_STEPS`, held-out problems.
 
     The answers are the target's; as long as a draft is accepted, what the head reads is the same

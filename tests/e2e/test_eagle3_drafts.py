@@ -199,8 +199,11 @@ def test_a_text_goes_on_where_a_proposal_ends(alone: Client, wordings_plain: Cli
     texts = [changed(one["text"]) for one in expected]
     for threshold in (1.5, 0.0):
         options = {"threshold": threshold, "trace": True, "strict": []}
-        asked = [(ask, {"draft": text, **options}) for ask, text in zip(prompts, texts, strict=True)]
-        answers = ask_all(alone, asked, 8, **LIMIT)
+        requests = [
+            {"prompt": ask, "parse": options | {"draft": text}}
+            for ask, text in zip(prompts, texts, strict=True)
+        ]
+        answers = ask_all(alone, requests, 8, **LIMIT)
         if threshold > 1:
             assert ids_of(answers) == ids_of(expected)
         list(map(assert_adds_up, answers))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
-from support.bodies import TRACE, Asked, abort_while, ask_all, changed, tails
+from support.bodies import TRACE, Requests, abort_while, ask_all, changed, tails
 from support.client import (
     EXACT,
     Client,
@@ -209,20 +209,23 @@ def wanted(wordings_plain: Client, problems: list[str]) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def with_texts(problems: list[str], wanted: list[dict]) -> Asked:
+def with_texts(problems: list[str], wanted: list[dict]) -> Requests:
     """With a text that goes on where the layer's chain ends, in part."""
     texts = [changed(one["text"]) for one in wanted]
-    return [(ask, TRACE | {"draft": text}) for ask, text in zip(problems, texts, strict=True)]
+    return [
+        {"prompt": ask, "parse": TRACE | {"draft": text}, **WHOLE}
+        for ask, text in zip(problems, texts, strict=True)
+    ]
 
 
 @MORE
 @pytest.mark.parametrize("is_forced", [False, True])
 def test_tails_in_a_pool_too_small(
-    trained: Client, wanted: list[dict], with_texts: Asked, is_forced: bool
+    trained: Client, wanted: list[dict], with_texts: Requests, is_forced: bool
 ):
     """And with retractions every few iterations, too."""
     with retractions(trained, is_forced):
-        answers = ask_all(trained, with_texts, 8, **WHOLE)
+        answers = ask_all(trained, with_texts, 8)
     assert ids_of(answers) == ids_of(wanted)
     list(map(assert_adds_up, answers))
     num_retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
@@ -234,11 +237,9 @@ def test_tails_in_a_pool_too_small(
 
 @MORE
 @pytest.mark.parametrize("place", ["head-draft", "target-verify", "head-extend"])
-def test_aborts_beside_tails(trained: Client, wanted: list[dict], with_texts: Asked, place: str):
-    requests = [{"prompt": ask, "parse": parse, **WHOLE} for ask, parse in with_texts[:4]]
-    answers = abort_while(
-        trained, place, *requests, expected=ids_of(wanted[:4]), skip=4, times=1
-    )
+def test_aborts_beside_tails(trained: Client, wanted: list[dict], with_texts: Requests, place: str):
+    expected = ids_of(wanted[:4])
+    answers = abort_while(trained, place, *with_texts[:4], expected=expected, skip=4, times=1)
     assert tails(answers[1:])
     trained.assert_nothing_lost()
 

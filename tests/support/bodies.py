@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import dill
 
 from support.client import Client, assert_same, ids_of, parse_info, random_prompts
 
 PLAIN = {"enabled": False}
 TRACE = {"drafting": "always", "trace": True}
 DIGITS = str.maketrans("0123456789", "1234567890")
-Asked = Sequence[tuple[str | list[int], dict[str, Any]]]
-"""Prompts with their ``parse`` options."""
+Requests = Sequence[dict[str, Any]]
+"""Keyword arguments of ``Client.generate``."""
 
 
 def assert_token_mode(
@@ -32,15 +35,18 @@ def assert_token_mode(
     return prompts, answers
 
 
+def by_value(processor: type) -> dict[str, str]:
+    """Request field of a custom logit processor whose module a server cannot import."""
+    found = {"callable": dill.dumps(processor, recurse=True).hex()}
+    return {"custom_logit_processor": json.dumps(found)}
+
+
 def ask_all(
-    client: Client, asked: Asked, concurrency: int, top: dict | None = None, **sampling: Any
+    client: Client, requests: Requests, concurrency: int, **more: Any
 ) -> list[dict[str, Any]]:
-    """Answers in the order of ``asked``."""
+    """Answers in the order of the requests, which have ``more`` in common."""
     with ThreadPoolExecutor(concurrency) as pool:
-        jobs = [
-            pool.submit(client.generate, prompt, parse=parse, top=top, **sampling)
-            for prompt, parse in asked
-        ]
+        jobs = [pool.submit(client.generate, **one | more) for one in requests]
         return [job.result() for job in jobs]
 
 
