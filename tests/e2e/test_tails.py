@@ -131,7 +131,6 @@ def test_both_in_one_pass(
         list(map(assert_adds_up, answers))
         found[name] = per_pass(answers)
     least = 1.15 if kind in ("prediction", "edit") else 0.98
-    print(kind, concurrency, found)
     assert found["both"] >= least * max(found["head"], found["texts"]), found
     both.assert_nothing_lost()
 
