@@ -113,6 +113,7 @@ train-demo-pair: setup  ## make the demo's models again, in build/demo_pair (PAI
 	$(RUN) examples/demo_pair/train.py --out "$(PAIR)"
 	cp examples/demo_pair/question.json "$(PAIR)/"
 	$(RUN) examples/demo_pair/train_eagle3.py --pair "$(PAIR)"
+	$(RUN) examples/demo_pair/train_mtp.py --pair "$(PAIR)"
 	$(RUN) examples/demo_pair/task_file.py --training --count 4000 --json 0.25 >"$(PAIR)/work/tasks.jsonl"
 	$(RUN) -m sglang_parse.cli train-judge --target "$(PAIR)/target" --draft "$(PAIR)/draft" \
 		--question "$(PAIR)/question.json" --requests 4000 --output "$(PAIR)/work/judge" --max-tokens 320 \

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import LlamaConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
@@ -69,17 +69,22 @@ def head_config(config: Qwen3Config, layer_ids: list[int]) -> LlamaConfig:
 
 
 class HeadAttention(nn.Module):
-    """Attention of the head's only layer; its input is embedding and hidden state side by side."""
+    """Attention of a head's only layer.
 
-    def __init__(self, config: LlamaConfig) -> None:
+    Args:
+        width: of its input.
+        bias: whether queries, keys and values have one.
+    """
+
+    def __init__(self, config: PreTrainedConfig, width: int, *, bias: bool = False) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         self.num_groups = config.num_attention_heads // config.num_key_value_heads
         query_width = config.num_attention_heads * config.head_dim
         key_width = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(2 * config.hidden_size, query_width, bias=False)
-        self.k_proj = nn.Linear(2 * config.hidden_size, key_width, bias=False)
-        self.v_proj = nn.Linear(2 * config.hidden_size, key_width, bias=False)
+        self.q_proj = nn.Linear(width, query_width, bias=bias)
+        self.k_proj = nn.Linear(width, key_width, bias=bias)
+        self.v_proj = nn.Linear(width, key_width, bias=bias)
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias=False)
 
     def project(
@@ -113,7 +118,8 @@ class HeadLayer(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = HeadAttention(config)
+        # Its input is embedding and hidden state side by side.
+        self.self_attn = HeadAttention(config, 2 * width)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(width, eps)
         self.hidden_norm = LlamaRMSNorm(width, eps)
@@ -137,6 +143,21 @@ class EagleHead(nn.Module):
     def layer_ids(self) -> list[int]:
         """Target layers whose outputs the head reads."""
         return self.config.eagle_config["eagle_aux_hidden_state_layer_ids"]
+
+    def target_states(
+        self, target: Qwen3ForCausalLM, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the head reads and what it should say, from one forward of the target.
+
+        Args:
+            ids: int64 [batch, T].
+
+        Returns:
+            ``h`` [batch, T, layers * width], ``e`` [batch, T, width], logits [batch, T, vocab].
+        """
+        out = target.model(input_ids=ids, output_hidden_states=True, use_cache=False)
+        features = torch.cat([out.hidden_states[layer + 1] for layer in self.layer_ids], dim=-1)
+        return features, target.model.embed_tokens(ids), target.lm_head(out.last_hidden_state)
 
     def unroll(
         self, features: torch.Tensor, embeds: torch.Tensor, num_steps: int
@@ -165,22 +186,6 @@ class EagleHead(nn.Module):
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
             logits.append(self.lm_head(self.norm(hidden)))
         return logits
-
-
-def target_states(
-    target: Qwen3ForCausalLM, ids: torch.Tensor, layer_ids: list[int]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the head reads and what it should say, from one forward of the target.
-
-    Args:
-        ids: int64 [batch, T].
-
-    Returns:
-        ``h`` [batch, T, layers * width], ``e`` [batch, T, width], logits [batch, T, vocab].
-    """
-    out = target.model(input_ids=ids, output_hidden_states=True, use_cache=False)
-    features = torch.cat([out.hidden_states[layer + 1] for layer in layer_ids], dim=-1)
-    return features, target.model.embed_tokens(ids), target.lm_head(out.last_hidden_state)
 
 
 def save_head(head: EagleHead, folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from sglang_parse.client.records import BenchError
+from sglang_parse.core.config import OWN
 
 DEMO_PAIR = Path(__file__).resolve().parents[2] / "examples" / "demo_pair"
 WITHOUT = "a wheel comes without the demo pair"
@@ -46,6 +47,11 @@ def is_of_demo_pair(path: str) -> bool:
 def judge_of(target: str) -> str:
     """The demo pair's verdict head, if this is its target; else ""."""
     return short_path("judge") if is_of_demo_pair(target) else ""
+
+
+def layer_of(target: str) -> str:
+    """The demo pair's MTP layer, if this is its target; else the target's own."""
+    return short_path("mtp") if is_of_demo_pair(target) else OWN
 
 
 def load_problems() -> ModuleType:

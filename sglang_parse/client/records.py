@@ -13,6 +13,7 @@ from typing import Any
 
 PLAIN, DRAFT, PARSE, PARSE_ONE = "plain", "draft", "parse", "parse-one"
 STANDALONE, EAGLE3, PARSE_EAGLE3 = "standalone", "eagle3", "parse-eagle3"
+NEXTN, PARSE_MTP = "nextn", "parse-mtp"
 DFLASH, NGRAM = "dflash", "ngram"
 PARSE_HEAD, PARSE_QUESTION = "parse-head", "parse-question"
 PARSE_LIKELIHOOD, PARSE_TOKEN = "parse-likelihood", "parse-token"
@@ -20,6 +21,7 @@ TITLES = {
     PLAIN: "plain target",
     STANDALONE: "STANDALONE",
     EAGLE3: "EAGLE3",
+    NEXTN: "NEXTN",
     PARSE_ONE: "PARSE, draft token by token",
     PARSE_TOKEN: "PARSE, token mode",
     PARSE: "PARSE",
@@ -27,6 +29,7 @@ TITLES = {
     PARSE_QUESTION: "PARSE, question",
     PARSE_LIKELIHOOD: "PARSE, likelihood",
     PARSE_EAGLE3: "PARSE+EAGLE3",
+    PARSE_MTP: "PARSE+MTP, likelihood",
     DRAFT: "draft alone",
     DFLASH: "DFLASH",
     NGRAM: "NGRAM",
@@ -34,8 +37,10 @@ TITLES = {
 """Kind of server -> its name for people, in the order of pages."""
 OTHER_JUDGES = (PARSE_HEAD, PARSE_QUESTION, PARSE_LIKELIHOOD)
 """Servers that are compared only if they are named: ``PARSE`` has the best judge there is."""
-WITH_PARSE = (PARSE, PARSE_ONE, PARSE_TOKEN, PARSE_EAGLE3, *OTHER_JUDGES)
-STOCK = (STANDALONE, EAGLE3, DFLASH, NGRAM)
+WITH_LAYER = (NEXTN, PARSE_MTP)
+"""Servers that draft with an MTP layer, which few targets have; compared where they are named."""
+WITH_PARSE = (PARSE, PARSE_ONE, PARSE_TOKEN, PARSE_EAGLE3, PARSE_MTP, *OTHER_JUDGES)
+STOCK = (STANDALONE, EAGLE3, NEXTN, DFLASH, NGRAM)
 ON_GPU = (DFLASH, NGRAM)
 """Those whose kernels SGLang has for GPUs only; compared where they are named."""
 ALL, DRAFTING, SWITCHED_OFF = "all", "drafting", "off"

@@ -17,12 +17,14 @@ from sglang_parse.client.records import (
     DFLASH,
     DRAFT,
     EAGLE3,
+    NEXTN,
     NGRAM,
     ON_GPU,
     PARSE,
     PARSE_EAGLE3,
     PARSE_HEAD,
     PARSE_LIKELIHOOD,
+    PARSE_MTP,
     PARSE_ONE,
     PARSE_QUESTION,
     PARSE_TOKEN,
@@ -34,7 +36,7 @@ from sglang_parse.client.records import (
     BenchError,
 )
 from sglang_parse.client.servers import COMMON_FLAGS, ServerSpec
-from sglang_parse.core.config import ParseConfig
+from sglang_parse.core.config import OWN, ParseConfig
 from sglang_parse.core.config import flag as flag_of
 from sglang_parse.core.judge import LIKELIHOOD, QUESTION, JudgeError, read_judge
 from sglang_parse.core.setting import ConfigError
@@ -53,9 +55,10 @@ class Models:
         question: PARSE's question file; "" asks the built-in one.
         flags: of SGLang, for every server.
         parse_flags: more flags for the servers with PARSE.
-        standalone_steps, eagle3_steps: draft tokens per verification.
+        standalone_steps, eagle3_steps: draft tokens per verification; an MTP layer has the head's.
         judge: folder with a verdict head for the target, in place of the question.
         dflash: folder with a DFLASH draft for the target.
+        mtp: the target's MTP layer, as of ``--parse-mtp``.
     """
 
     target: str
@@ -68,11 +71,17 @@ class Models:
     eagle3_steps: int = 4
     judge: str = ""
     dflash: str = ""
+    mtp: str = OWN
+
+    @property
+    def layer_path(self) -> str:
+        """Where the MTP layer is, if not in the target's checkpoint; else ""."""
+        return "" if self.mtp == OWN else self.mtp
 
     def check_local(self) -> None:
         """A path that is not there is no hub name."""
         folders = {"--target": self.target, "--draft": self.draft, "--eagle3": self.eagle3}
-        folders["--dflash"] = self.dflash
+        folders |= {"--dflash": self.dflash, "--mtp": self.layer_path}
         check_there({**folders, "--question": self.question, "--judge": self.judge})
         for flag, path in folders.items():
             looks_local = path and (path.startswith(("/", ".")) or Path(path).exists())
@@ -127,7 +136,8 @@ def _server_spec(models: Models, name: str) -> ServerSpec:
     flags = ("--model-path", model, *_speculative_flags(models, kind))
     simulated: dict[str, str] = {}
     if value:
-        steps = {EAGLE3: models.eagle3_steps, STANDALONE: models.standalone_steps}
+        steps = dict.fromkeys((EAGLE3, NEXTN), models.eagle3_steps)
+        steps[STANDALONE] = models.standalone_steps
         longest = 1 + steps[kind] if kind in steps else DFLASH_BLOCK
         simulated = simulated_lens(float(value), longest) if kind in STOCK else {ENV_VAR: value}
     return ServerSpec(name, flags, common=models.flags, environment=simulated)
@@ -158,6 +168,8 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
         return (*algorithm_flags(STANDALONE, models.draft), *_steps(models.standalone_steps))
     if kind == EAGLE3:
         return (*algorithm_flags(EAGLE3, _head(models)), *_steps(models.eagle3_steps))
+    if kind == NEXTN:
+        return (*algorithm_flags(NEXTN, models.layer_path), *_steps(models.eagle3_steps))
     if kind not in WITH_PARSE:
         return ()
     parse = algorithm_flags(PARSE, models.draft)
@@ -167,6 +179,8 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
     if kind == PARSE_EAGLE3:
         head = parse_settings(eagle3_path=_head(models))
         return (*found, *head, *_steps(models.eagle3_steps))
+    if kind == PARSE_MTP:
+        return (*found, *parse_settings(mtp=models.mtp), *_steps(models.eagle3_steps))
     return found
 
 
@@ -195,7 +209,7 @@ def _head(models: Models) -> str:
 def _judge_flags(models: Models, kind: str) -> tuple[str, ...]:
     if kind == PARSE_TOKEN:
         return parse_settings(verification="token")
-    if kind == PARSE_LIKELIHOOD:
+    if kind in (PARSE_LIKELIHOOD, PARSE_MTP):  # a head that reads layers is refused beside MTP
         return parse_settings(judge=LIKELIHOOD)
     if kind == PARSE_HEAD and not models.judge:
         raise BenchError(

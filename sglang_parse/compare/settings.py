@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from sglang_parse.client.demo_pair import judge_of, short_path
+from sglang_parse.client.demo_pair import judge_of, layer_of, short_path
 from sglang_parse.client.flags import at_least, fraction, numbers, split_names
 from sglang_parse.client.records import (
     DRAFT,
@@ -20,6 +20,7 @@ from sglang_parse.client.records import (
     PARSE_TOKEN,
     PLAIN,
     TITLES,
+    WITH_LAYER,
     BenchError,
     Variant,
     has_parse,
@@ -68,6 +69,11 @@ class CompareSettings(TaskSettings):
     """
 
     eagle3: str = model(partial(short_path, "eagle3"), "'' for none")
+    mtp: str = model(
+        None,
+        "'own' where the target's checkpoint has an MTP layer, or the path of one that has it; for "
+        "servers nextn and parse-mtp (default: the demo pair's for its target, else 'own')",
+    )
     dflash: str = model("", "DFLASH draft of the target, a folder; for a server dflash")
     judge: str = model(
         None,
@@ -77,7 +83,7 @@ class CompareSettings(TaskSettings):
     standalone_steps: int = model(4, "draft tokens", type=at_least(1))
     eagle3_steps: int = model(3, "draft tokens", type=at_least(1))
     servers: tuple[str, ...] = model(
-        tuple(name for name in TITLES if name not in (*OTHER_JUDGES, *ON_GPU)),
+        tuple(name for name in TITLES if name not in (*OTHER_JUDGES, *WITH_LAYER, *ON_GPU)),
         f"of {','.join(TITLES)}; default: the command's, or those of --url. With @VALUE acceptance "
         "is simulated: an accept length of stock servers, a fraction of every draft, every:N, a "
         "refusal every N tokens, or doubt:N, the same where the draft model is unsure, with PARSE; "
@@ -136,6 +142,7 @@ class CompareSettings(TaskSettings):
             servers=servers,
             tokenizer=found.tokenizer or found.target,
             judge=judge_of(found.target) if found.judge is None else found.judge,
+            mtp=found.mtp or layer_of(found.target),
             concurrencies=tuple(sorted({*found.concurrencies, *first})),
             sweep_problems=min(found.sweep_problems, found.problems),
         )

@@ -75,8 +75,6 @@ class EagleDecoder(EagleHead):
         path, kind = (config.mtp_path, "EAGLE") if is_mtp else (config.eagle3_path, "EAGLE3")
         super().__init__(*models, path, SpeculativeAlgorithm.from_string(kind))
         self._guard, self.name = guard, MTP_LAYER if is_mtp else EAGLE_HEAD
-        kind = type(self.runner.model).__name__
-        logger.info("PARSE: %s (%s) proposes up to %d tokens", self.name, kind, self.num_steps)
 
     @property
     def layers(self) -> list[int]:
@@ -92,6 +90,13 @@ class EagleDecoder(EagleHead):
     def _chain_rows(self) -> int:
         """Rows of a request that verifies a whole proposal."""
         return self.num_steps + 1
+
+    def alloc_memory_pool(self, **pools: Any) -> None:
+        super().alloc_memory_pool(**pools)
+        pool, kind = self.runner.token_to_kv_pool, type(self.runner.model).__name__
+        slot_bytes = round(pool.mem_usage * 2**30 / (pool.size + pool.page_size))
+        text = "PARSE: %s (%s) proposes up to %d tokens; its KV takes %d bytes of each slot"
+        logger.info(text, self.name, kind, self.num_steps, slot_bytes)
 
     def init_attention_backends(self) -> None:
         with self.as_stock():

@@ -12,6 +12,7 @@ import pytest
 
 from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
 from sglang_parse.client.servers import awake
+from support.bodies import ask_all, changed, tails
 from support.client import (
     EXACT,
     Client,
@@ -178,10 +179,9 @@ def test_the_head_goes_on_where_a_text_is_wrong(
     assert _per_pass([answer]) > 2
 
 
-def tails(answers: Sequence[dict[str, Any]]) -> list[int]:
+def tail_lens(answers: Sequence[dict[str, Any]]) -> list[int]:
     """Output tokens of each text's tail behind a proposal, of traced answers."""
-    records = [record for answer in answers for record in parse_info(answer)["trace"]]
-    records = [record for record in records if record["tail_source"]]
+    records = tails(answers)
     for one in records:
         assert (one["source"], one["tail_source"]) == ("eagle3", "prediction")
         assert 0 < one["tail_at"] <= 3 < 3 + 32 >= len(one["draft_token_ids"])
@@ -196,24 +196,18 @@ def test_a_text_goes_on_where_a_proposal_ends(alone: Client, wordings_plain: Cli
     above threshold 1 the answer is the plain target's. Below it the texts are judged as the head's
     tokens are."""
     expected = wordings_plain.generate_all(prompts, 8, **LIMIT)
-    lines = [one["text"].replace("<|im_end|>", "").splitlines(True) for one in expected]
-    other = str.maketrans("0123456789", "1234567890")
-    texts = [
-        "".join(line.translate(other) if n % 2 else line for n, line in enumerate(answer))
-        for answer in lines
-    ]
+    texts = [changed(one["text"]) for one in expected]
     for threshold in (1.5, 0.0):
         options = {"threshold": threshold, "trace": True, "strict": []}
-        with ThreadPoolExecutor(8) as pool:
-            jobs = [
-                pool.submit(alone.generate, prompt, parse={"draft": text, **options}, **LIMIT)
-                for prompt, text in zip(prompts, texts, strict=True)
-            ]
-            answers = [job.result() for job in jobs]
+        requests = [
+            {"prompt": ask, "parse": options | {"draft": text}}
+            for ask, text in zip(prompts, texts, strict=True)
+        ]
+        answers = ask_all(alone, requests, 8, **LIMIT)
         if threshold > 1:
             assert ids_of(answers) == ids_of(expected)
         list(map(assert_adds_up, answers))
-        assert sum(tails(answers)) > 4
+        assert sum(tail_lens(answers)) > 4
         for info in map(parse_info, answers):
             for figure in ("drafted_tokens", "accepted_tokens", "matched_tokens", "rounds"):
                 assert sum(own[figure] for own in info["sources"].values()) == info[figure]

@@ -12,12 +12,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import dill
 import pytest
 from sglang.srt.constrained.llguidance_backend import GuidanceBackend
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
+from support.bodies import by_value
 from support.client import EXACT, Client, assert_same, ids_of, parse_info, random_prompts
 from support.demo_pair import DEMO
 from support.models import load_tokenizer
@@ -256,12 +256,7 @@ def ends_thoughts() -> dict[str, str]:
                     logits[row, params["ids"][place]] = 1e4
             return logits
 
-    # By value: a server cannot import this module.
-    return {
-        "custom_logit_processor": json.dumps(
-            {"callable": dill.dumps(EndsThoughts, recurse=True).hex()}
-        )
-    }
+    return by_value(EndsThoughts)
 
 
 @pytest.mark.parametrize(("server", "options"), SERVERS)

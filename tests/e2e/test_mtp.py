@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from support.bodies import TRACE, abort_while
+from sglang_parse.client.demo_pair import DEMO_PAIR, load_problems
+from support.bodies import TRACE, Requests, abort_while, ask_all, changed, tails
 from support.client import (
     EXACT,
     Client,
+    assert_adds_up,
     assert_same,
     ids_of,
     parse_info,
     random_prompts,
     retractions,
 )
+from support.demo_pair import rendered
 from support.mtp import HYBRIDS, MTP, LayerReference
 from support.servers import (
     ALWAYS,
@@ -45,6 +49,14 @@ WITH_STOCK, WITH_STATES = (
 )
 
 Serve = Callable[..., Iterator[Client]]
+
+
+def kv_bytes(config: dict) -> int:
+    """Of one token in one layer, in fp32."""
+    if rank := config.get("kv_lora_rank"):
+        return 4 * (rank + config["qk_rope_head_dim"])
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return 4 * 2 * config["num_key_value_heads"] * width
 
 
 def num_passes(answer: dict) -> int:
@@ -108,6 +120,12 @@ def test_exact_drafts(own: Client, plain: Client, prompts: list):
     matched = sum(info["matched_tokens"] for info in infos)
     assert 0 < matched < sum(info["drafted_tokens"] for info in infos)
     own.assert_nothing_lost()
+
+
+def test_start_up_says_what_the_layer_takes(own: Client, target_of: Callable, name: str):
+    log = own.probe.folder.with_suffix(".log").read_text()
+    size = kv_bytes(json.loads((target_of(name) / "config.json").read_text()))
+    assert f"proposes up to 3 tokens; its KV takes {size} bytes of each slot" in log
 
 
 @MORE
@@ -192,3 +210,83 @@ def test_two_ranks(serve: Serve, plain: Client, name: str, tmp_path: Path, promp
             assert ids_of(answers) == ids_of(plain.generate_all(prompts, 8, **LIMIT))
             assert sum(map(num_passes, answers)) < 8 * (LIMIT["max_new_tokens"] - 1)
             client.assert_nothing_lost()
+
+
+# -- a trained layer --------------------------------------------------------------------
+
+DEMO = ("--model-path", str(DEMO_PAIR / "target"), *SEED)
+LAYER = str(DEMO_PAIR / "mtp")
+WHOLE = {"max_new_tokens": 220}
+"""Answers end by themselves: of one that is cut off stock SGLang counts another pass."""
+FEW_SLOTS = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
+"""More requests are admitted than fit."""
+
+
+@pytest.fixture(scope="module")
+def trained(start_server: Start) -> Iterator[Client]:
+    """Token mode, short of KV slots."""
+    layer = ("--parse-mtp", LAYER, "--parse-verification", "token", *OVERLAP)
+    tight = ("--max-total-tokens", "1100", "--page-size", "4")
+    flags = (*DEMO, *PARSE, *layer, *tight)
+    yield from served(start_server, "mtp-trained", *flags, **FEW_SLOTS)
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[str]:
+    return rendered(DEMO_PAIR / "target", load_problems().held_out_problems(8, seed=1))
+
+
+@pytest.fixture(scope="module")
+def wanted(wordings_plain: Client, problems: list[str]) -> list[dict]:
+    return wordings_plain.generate_all(problems, 8, **WHOLE)
+
+
+@pytest.fixture(scope="module")
+def with_texts(problems: list[str], wanted: list[dict]) -> Requests:
+    """With a text that goes on where the layer's chain ends, in part."""
+    texts = [changed(one["text"]) for one in wanted]
+    return [
+        {"prompt": ask, "parse": TRACE | {"draft": text}, **WHOLE}
+        for ask, text in zip(problems, texts, strict=True)
+    ]
+
+
+@MORE
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_tails_in_a_pool_too_small(
+    trained: Client, wanted: list[dict], with_texts: Requests, is_forced: bool
+):
+    """And with retractions every few iterations, too."""
+    with retractions(trained, is_forced):
+        answers = ask_all(trained, with_texts, 8)
+    assert ids_of(answers) == ids_of(wanted)
+    list(map(assert_adds_up, answers))
+    num_retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
+    num_short = sum(parse_info(answer)["kv_truncated_drafts"] for answer in answers)
+    assert num_retractions > 0 or (num_short > 0 and not is_forced)
+    assert len(tails(answers)) > 8
+    trained.assert_nothing_lost()
+
+
+@MORE
+@pytest.mark.parametrize("place", ["head-draft", "target-verify", "head-extend"])
+def test_aborts_beside_tails(trained: Client, wanted: list[dict], with_texts: Requests, place: str):
+    expected = ids_of(wanted[:4])
+    answers = abort_while(trained, place, *with_texts[:4], expected=expected, skip=4, times=1)
+    assert tails(answers[1:])
+    trained.assert_nothing_lost()
+
+
+@MORE
+def test_a_trained_layers_passes(
+    start_server: Start, trained: Client, problems: list[str], wanted: list[dict]
+):
+    """Stock NEXTN's, at a chain's length."""
+    answers = trained.generate_all(problems, 1, parse=EXACT, **WHOLE)
+    stock = (*DEMO, *STOCK, "--speculative-draft-model-path", LAYER)
+    for client in served(start_server, "nextn-trained", *stock, "--disable-overlap-schedule"):
+        theirs = client.generate_all(problems, 1, **WHOLE)
+    assert ids_of(answers) == ids_of(theirs) == ids_of(wanted)
+    passes = [*map(num_passes, answers)]
+    assert passes == [answer["meta_info"]["spec_verify_ct"] for answer in theirs]
+    assert sum(map(len, ids_of(answers))) > 3 * sum(passes)

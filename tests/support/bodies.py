@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from support.client import Client, assert_same, ids_of, random_prompts
+import dill
+
+from support.client import Client, assert_same, ids_of, parse_info, random_prompts
 
 PLAIN = {"enabled": False}
 TRACE = {"drafting": "always", "trace": True}
+DIGITS = str.maketrans("0123456789", "1234567890")
+Requests = Sequence[dict[str, Any]]
+"""Keyword arguments of ``Client.generate``."""
 
 
 def assert_token_mode(
@@ -27,6 +33,33 @@ def assert_token_mode(
         assert_same(ours, theirs)
     client.assert_nothing_lost()
     return prompts, answers
+
+
+def by_value(processor: type) -> dict[str, str]:
+    """Request field of a custom logit processor whose module a server cannot import."""
+    found = {"callable": dill.dumps(processor, recurse=True).hex()}
+    return {"custom_logit_processor": json.dumps(found)}
+
+
+def ask_all(
+    client: Client, requests: Requests, concurrency: int, **more: Any
+) -> list[dict[str, Any]]:
+    """Answers in the order of the requests, which have ``more`` in common."""
+    with ThreadPoolExecutor(concurrency) as pool:
+        jobs = [pool.submit(client.generate, **one | more) for one in requests]
+        return [job.result() for job in jobs]
+
+
+def changed(text: str) -> str:
+    """Every second line with other numbers: a text that fits an answer in part."""
+    lines = text.replace("<|im_end|>", "").splitlines(keepends=True)
+    return "".join(line.translate(DIGITS) if n % 2 else line for n, line in enumerate(lines))
+
+
+def tails(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The trace's records of drafts that a text extends, of traced answers."""
+    records = [record for answer in answers for record in parse_info(answer)["trace"]]
+    return [record for record in records if record["tail_source"]]
 
 
 def abort_while(

@@ -16,7 +16,7 @@ from support.pair_models import pair_models
 pytestmark = pytest.mark.unit
 
 COMMON, MORE = ("--device", "cpu"), ("--more", "1")
-MODELS = Models("big", "small", "head", "q.json", COMMON, MORE, 5, 3)
+MODELS = Models("big", "small", "head", "q.json", COMMON, MORE, 5, 3, mtp="layer")
 DRAFTED = "--speculative-algorithm {} --speculative-draft-model-path {}"
 CHAIN = "--speculative-num-steps {} --speculative-eagle-topk 1 --speculative-num-draft-tokens {}"
 PARSE = f"--model-path big {DRAFTED.format('PARSE', 'small')} --parse-question q.json --more 1"
@@ -31,6 +31,9 @@ EXPECTED = {
     "parse-question": PARSE,
     "parse-likelihood": PARSE.replace("question q.json", "judge likelihood"),
     "parse-eagle3": f"{PARSE} --parse-eagle3-path head {CHAIN.format(3, 4)}",
+    "nextn": f"--model-path big {DRAFTED.format('NEXTN', 'layer')} {CHAIN.format(3, 4)}",
+    "parse-mtp": PARSE.replace("question q.json", "judge likelihood")
+    + f" --parse-mtp layer {CHAIN.format(3, 4)}",
 }
 
 
@@ -52,6 +55,12 @@ def test_a_verdict_head_takes_the_questions_place(name: str):
     assert one.flags == other.flags
 
 
+def test_a_targets_own_mtp_layer():
+    stock, ours = server_specs(replace(MODELS, mtp="own"), ("nextn", "parse-mtp"))
+    assert "--speculative-draft-model-path" not in stock.flags
+    assert "--parse-mtp own" in " ".join(ours.flags)
+
+
 def test_the_built_in_question_is_asked_without_a_file():
     (spec,) = server_specs(replace(MODELS, question=None, parse_flags=()), ("parse",))
     asked = [flag for flag in spec.flags if flag.startswith("--parse")]
@@ -71,6 +80,7 @@ def test_the_question_pair_has_segments_of_lines_and_its_own_question():
         ("vllm", "use plain"),
         ("plain@1", "use plain, .* take no @VALUE"),
         ("eagle3@5", "use an accept length of 1 to 4"),
+        ("nextn@5", "use an accept length of 1 to 4"),
         ("dflash@17", "use an accept length of 1 to 16"),
         ("ngram@2", "ngram take no @VALUE"),
         ("dflash@5", "whose kernels run on GPUs only; leave it out with --servers, or use a GPU"),

@@ -17,6 +17,7 @@ from sglang_parse.client.records import (
     ON_GPU,
     OTHER_JUDGES,
     TITLES,
+    WITH_LAYER,
     BenchError,
     Variant,
     title_of,
@@ -52,7 +53,7 @@ def test_a_flag_is_read_once_and_for_all():
 
 
 def test_presets():
-    named = (*OTHER_JUDGES, *ON_GPU)
+    named = (*OTHER_JUDGES, *WITH_LAYER, *ON_GPU)
     assert settings().servers == tuple(name for name in TITLES if name not in named)
     demo, load = settings(preset="demo"), settings(preset="load")
     assert demo.servers[:2] == ("plain", "standalone")
@@ -96,6 +97,14 @@ def test_servers_with_parse_have_the_verdict_head(tmp_path: Path):
     found = settings(*given)
     for kind in ("parse", "parse-head"):
         assert judge_flags(found, kind) == ("--parse-judge", str(tmp_path))
+
+
+def test_the_mtp_layer():
+    """The demo pair's for its target; of another one its own."""
+    found = settings("--servers", "nextn,parse-mtp", "--draft", "")
+    assert Path(found.layer_path).absolute() == DEMO_PAIR / "mtp"
+    other = settings("--target", "Qwen/Qwen3-32B", "--draft", "Qwen/Qwen3-0.6B", "--judge", "")
+    assert (other.mtp, other.layer_path) == ("own", "")
 
 
 def test_servers_that_run_are_taken_alone_unless_others_are_named():
