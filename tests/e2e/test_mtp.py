@@ -25,6 +25,7 @@ from support.demo_pair import rendered
 from support.mtp import HYBRIDS, MTP, LayerReference
 from support.servers import (
     ALWAYS,
+    OVERLAP,
     PARSE,
     SEED,
     SMALL_CHUNKS,
