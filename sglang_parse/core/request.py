@@ -195,7 +195,10 @@ class RequestState:
         self.notes.telemetry.count_drafted(self.draft.source, num_added)
         self.notes.telemetry.stats.draft_forwards += min(num_added, 1) if is_block else num_added
         is_drafting = self.phase is Phase.DRAFTING
-        self.draft.candidates = tuple(candidates or ()) if is_drafting else ()
+        self.draft.candidates = ()
+        if candidates is not None and not self.draft.finished:
+            # Behind the budget come tokens of this block that the draft has no room for.
+            self.draft.candidates = (*token_ids[num_added:], *candidates)[: num_launched - 1]
         if is_drafting and len(token_ids) < (1 if is_block else num_launched):
             self.fail(NAN_IN_DRAFT)
 
@@ -204,6 +207,10 @@ class RequestState:
         self.phase = Phase.VERIFYING
         self.draft.in_doubt, self.draft.candidates = True, ()
         self.notes.telemetry.stats.doubted_drafts += 1
+
+    def keep_candidates(self, count: int) -> None:
+        """The pass that verifies the complete draft compares so many candidates behind it."""
+        self.draft.candidates = self.draft.candidates[:count]
 
     def give_draft(
         self,
@@ -232,7 +239,7 @@ class RequestState:
     def extend_draft(self, token_ids: Sequence[int], source: str, *, is_exact: bool) -> None:
         """A text goes on where the complete draft ends; see ``give_draft``."""
         self.draft.tail_at, self.draft.tail_source = self.num_drafted, source
-        self.draft.room = 0
+        self.draft.room, self.draft.candidates = 0, ()
         if is_exact:
             self.draft.judge = None
         self.draft.token_ids += token_ids

@@ -118,12 +118,16 @@ class Committer:
                         state.skip_draft(reason)
 
     def ask(self, req: Req) -> None:
-        """Attaches the questions to a complete draft."""
-        draft = req.parse_state.draft
+        """Attaches the questions to a complete draft, and chooses the candidates behind it."""
+        state, draft = req.parse_state, req.parse_state.draft
         judge = self._judge_of(draft)
-        if judge is not None and draft.token_ids and not draft.prefix_ends:
-            with contain_request(req.parse_state, "asking about its draft"):
+        with contain_request(state, "asking about its draft"):
+            if judge is not None and draft.token_ids and not draft.prefix_ends:
                 judge.ask(req)
+            if draft.candidates and state.phase is Phase.VERIFYING:
+                # Simulated acceptance compares nothing.
+                count = 0 if self._simulated else self.sources.num_candidates(req)
+                state.keep_candidates(count)
 
     def _judge_of(self, draft: Draft) -> Judge | None:
         return self.judge if draft.judge else None
@@ -186,12 +190,13 @@ class Committer:
         return accepted_len, decided_by, rule
 
     def _bonus_tokens(self, req: Req, accepted_len: int, result: TargetResult) -> tuple[int, ...]:
-        """Matched draft tokens after the accepted prefix, then the target's next token."""
+        """Matched draft tokens and candidates after the accepted prefix, then the target's next
+        token."""
         if completes_answer(req, accepted_len):
             return ()
         state, choices = req.parse_state, result.target_tokens[accepted_len:]
         # Simulated acceptance fixes what a draft brings.
-        drafted = () if self._simulated else state.draft.verified_ids[accepted_len:]
+        drafted = () if self._simulated else state.draft.compared_ids[accepted_len:]
         tokens = choices[: matching_tokens(drafted, choices) + 1]
         return up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
 

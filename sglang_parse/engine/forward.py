@@ -96,14 +96,15 @@ def decode_rows(index: int, req: Req, num_anchors: int = 1) -> RequestRows:
 
 
 def verify_rows(index: int, req: Req) -> RequestRows:
-    """The anchor, the draft up to its last prefix, and the questions; before them the tokens that a
-    recurrent state lacks.
+    """The anchor, the draft up to its last prefix, candidates behind it, and the questions; before
+    them the tokens that a recurrent state lacks.
 
     The target's choice is needed after the anchor and after every draft token, because each of them
     may be the last accepted one.
     """
     lag, draft = req.parse_state.state_lag, req.parse_state.draft
-    start, num_tokens = req.parse_state.committed_len - lag, 1 + draft.num_verified
+    start, compared = req.parse_state.committed_len - lag, draft.compared_ids
+    num_tokens = 1 + len(compared)
     asked = [
         (lag + end + 1, ids)
         for end, ids in zip(draft.prefix_ends, draft.question_ids, strict=True)
@@ -115,7 +116,7 @@ def verify_rows(index: int, req: Req) -> RequestRows:
         visible_lens=tuple(visible for visible, _ in asked),
         question_lens=tuple(len(question) for _, question in asked),
     )
-    ids = sequence_slice(req, start, start + lag + num_tokens, draft.token_ids)
+    ids = sequence_slice(req, start, start + lag + num_tokens, compared)
     for _, question in asked:
         ids.extend(question)
     token_rows = tuple(range(lag, lag + num_tokens))

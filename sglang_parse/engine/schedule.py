@@ -175,7 +175,10 @@ class Schedule:
             committed=committed,
             allocated=allocated,
             lookahead_slots=lookahead_slots(state, chunk, budget, rows, self.block_rows),
-            max_verify_slots=1 + longest_draft + room + num_questions * self.max_question_len,
+            max_verify_slots=1
+            + longest_draft
+            + max(room, self.block_size - 1)  # a text goes on, or candidates are compared
+            + num_questions * self.max_question_len,
             num_drafted=state.num_drafted + state.num_draft_inflight,
             waited=state.waited,
             proposes=proposes,

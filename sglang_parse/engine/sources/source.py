@@ -109,6 +109,11 @@ class Source(ABC):
     def observe(self, req: Req, one: Round) -> None:  # noqa: B027
         """Learns how the request's draft, which is of this source, was verified."""
 
+    def num_candidates(self, req: Req) -> int:
+        """Leading candidates behind its complete draft that are worth comparing."""
+        del req
+        return 0
+
     # -- tails of others' drafts --------------------------------------------------
 
     def room(self, req: Req) -> int:
