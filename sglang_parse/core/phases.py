@@ -224,7 +224,8 @@ class Stats:
 
     Attributes:
         rounds: verified drafts.
-        drafted_tokens: draft tokens of all sources.
+        drafted_tokens: draft tokens of all sources; not the candidates that a parallel draft's pass
+            compares behind it, which count in ``target_tokens`` where they match.
         draft_forwards: draft model forwards that wrote its part of them; fewer under parallel
             drafting.
         accepted_tokens: draft tokens accepted by the selection rule.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
@@ -125,9 +126,12 @@ class Committer:
             if judge is not None and draft.token_ids and not draft.prefix_ends:
                 judge.ask(req)
             if draft.candidates and state.phase is Phase.VERIFYING:
-                # Simulated acceptance compares nothing.
-                count = 0 if self._simulated else self.sources.num_candidates(req)
-                state.keep_candidates(count)
+                count = _num_comparable(req)
+                state.keep_candidates(count if self.candidates_pay(req, count) else 0)
+
+    def candidates_pay(self, req: Req, count: int) -> bool:
+        """See ``Source.candidates_pay``; simulated acceptance compares nothing."""
+        return self._simulated is None and self.sources.candidates_pay(req, count)
 
     def _judge_of(self, draft: Draft) -> Judge | None:
         return self.judge if draft.judge else None
@@ -246,6 +250,18 @@ class Committer:
             simulated,
             self.config.draft_tokens,
         )
+
+
+def _num_comparable(req: Req) -> int:
+    """Leading candidates that a complete draft's pass can compare: none where KV is short, or where
+    the draft's unverified end begins the next one. The answer's end is left to the target."""
+    state, draft = req.parse_state, req.parse_state.draft
+    if draft.is_truncated or draft.num_verified < state.num_drafted:
+        return 0
+    limit = max(0, tokens_left(req) - 1 - state.num_drafted)
+    stop_ids = state.policy.stop_ids
+    more = takewhile(lambda token: token not in stop_ids, draft.candidates[:limit])
+    return max(0, num_allowed(req, [*draft.token_ids, *more]) - state.num_drafted)
 
 
 def _carry_over(one: Round) -> tuple[int, ...]:
