@@ -149,6 +149,8 @@ class Draft:
             tokens: once the draft is complete, its pass compares them with the target's choices.
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
+        num_ahead: tokens that its pass has rows for, if that is launched before the host has all of
+            the draft's tokens; 0 once it has them.
         room: tokens by which a text may extend it, once it is written.
         tail_at, tail_source: where the tokens of a text that extends it begin; None without.
     """
@@ -164,6 +166,7 @@ class Draft:
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
+    num_ahead: int = 0
     room: int = 0
     tail_at: int | None = None
     tail_source: str = ""
@@ -202,7 +205,8 @@ class Draft:
     @property
     def num_rows(self) -> int:
         """Rows of the verify pass: anchor, verified draft tokens, candidates, questions."""
-        return 1 + len(self.compared_ids) + sum(map(len, self.question_ids))
+        num_tokens = max(self.num_ahead, len(self.compared_ids))
+        return 1 + num_tokens + sum(map(len, self.question_ids))
 
 
 @dataclass(slots=True)

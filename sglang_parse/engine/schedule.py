@@ -85,10 +85,10 @@ class Schedule:
             self._planned = planned = self._plan(batch, reqs, available)
         return planned
 
-    def all_draft(self, batch: ScheduleBatch, reqs: Sequence[Req]) -> bool:
-        """Whether KV suffices for all of ``reqs`` to keep drafting."""
+    def all_take(self, action: Action, batch: ScheduleBatch, reqs: Sequence[Req]) -> bool:
+        """Whether all of ``reqs`` take the action next, for which KV suffices."""
         grants = self.plan_iteration(batch, reqs).grants
-        return all(grant.action is Action.DRAFT for grant in grants)
+        return all(grant.action is action for grant in grants)
 
     def invalidate(self) -> None:
         """A request's state has changed."""

@@ -85,6 +85,16 @@ def num_refused(answers: Sequence[dict[str, Any]]) -> int:
     return sum(i["drafted_tokens"] - i["accepted_tokens"] - i["matched_tokens"] for i in infos)
 
 
+def num_beyond(answers: Sequence[dict[str, Any]]) -> int:
+    """Tokens behind whole drafts that the last block had proposed."""
+    records = [record for answer in answers for record in parse_info(answer)["trace"]]
+    return sum(max(0, len(record["bonus_token_ids"]) - 1) for record in records if whole(record))
+
+
+def whole(record: dict[str, Any]) -> bool:
+    return record["accepted_len"] == len(record["draft_token_ids"])
+
+
 @pytest.mark.parametrize("concurrency", [8, pytest.param(1, marks=MORE)])
 def test_greedy_drafts_and_answers(
     head: Client, single: Client, plain_target: Client, prompts: list, concurrency: int
@@ -101,6 +111,8 @@ def test_greedy_drafts_and_answers(
     assert all(parse_info(answer)["tokens_per_draft_forward"] > 1.5 for answer in ours)
     assert num_refused(ours) > 6 * len(prompts)
     assert head.num_async_chunks(prompts[0], parse=TRACED, **LIMIT) > 0
+    assert head.look()["overlap"]["async_passes"] > 0
+    assert num_beyond(ours) > num_beyond(theirs) == 0
     assert "head" in draft_forwards(head)
     head.assert_nothing_lost()
 
