@@ -19,7 +19,6 @@ from sglang_parse.core.judge import (
     pooled_scores,
     sigmoid,
 )
-from sglang_parse.device import on_device
 from sglang_parse.engine.logits.rows import pieces
 
 MIN_LOGPROB = -1e4
