@@ -150,8 +150,8 @@ def accept_blocks(
 
 
 def chain_ids(records: torch.Tensor, rooms: torch.Tensor) -> torch.Tensor:
-    """int64 [n, blocks * K + K - 1] the tokens of consecutive blocks of each request up to the block
-    that fills its draft, or the last one, and that one's candidates behind them; then zeros.
+    """int64 [n, blocks * K + K - 1] the tokens that consecutive blocks add to each draft, up to the
+    block that fills it, or the last one, and that one's candidates behind them; then zeros.
 
     Args:
         records: int64 [n, blocks, 3 * K + 1] as of ``accept_blocks``.

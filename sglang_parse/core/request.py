@@ -210,8 +210,8 @@ class RequestState:
         return self.draft.finished or self.num_drafted >= budget
 
     def verify_ahead(self, num_tokens: int) -> None:
-        """The draft ends with its tokens in flight, behind which its pass is launched, with rows for
-        so many tokens."""
+        """The draft ends with its tokens in flight; the pass that is launched behind them has rows
+        for so many tokens."""
         self.phase = Phase.VERIFYING
         self.draft.num_ahead, self.draft.candidates = num_tokens, ()
 

@@ -246,7 +246,8 @@ def test_behind_an_accepted_draft_come_the_candidates_that_the_target_chooses():
     assert (record["accepted_len"], record["bonus_token_ids"]) == (4, [15, 16, 18])
     assert record["target_token_ids"] == [99, 99, 99, 99, 15]
     # The draft model continues behind them; it lacks KV of what it did not confirm.
-    assert (one.state.phase, one.state.committed, one.state.draft_kv_len) == (Phase.DRAFTING, 27, 24)
+    state = one.state
+    assert (state.phase, state.committed, state.draft_kv_len) == (Phase.DRAFTING, 27, 24)
 
 
 @pytest.mark.parametrize(

@@ -187,11 +187,11 @@ class DraftChunk(ABC):
         return go_on and not self._are_in_doubt()
 
     def ends(self, reqs: Sequence[Req], *, is_sure: bool) -> bool:
-        """Whether the drafts of all of ``reqs`` end with this chunk, before the end of it is known;
+        """Whether the drafts of all of ``reqs`` end with this chunk, as far as known before its end;
         waits for all but its last forwards.
 
         Args:
-            is_sure: count the one token that each forward adds at least, not what it is expected to.
+            is_sure: each of these adds one token, as it does at least, not what is expected.
         """
         members = {id(req) for req in self._reqs(self.indices)}
         if not self._runs_ahead or any(id(req) not in members for req in reqs):
@@ -199,15 +199,16 @@ class DraftChunk(ABC):
         self.wait(leave=1)
         num_more = self._num_in_flight * (1.0 if is_sure else self._tokens_per_forward)
         for req in reqs:
-            is_over = req.parse_state.phase is Phase.VERIFYING and not req.parse_state.fault
-            is_over |= is_drafting(req) and req.parse_state.num_drafted + num_more >= self._budget(req)
-            if not is_over or is_gone(req):
+            state = req.parse_state
+            is_over = state.phase is Phase.VERIFYING and not state.fault
+            is_last = is_drafting(req) and state.num_drafted + num_more >= self._budget(req)
+            if is_gone(req) or not (is_over or is_last):
                 return False
         return True
 
     def num_ahead(self, req: Req, num_candidates: int) -> int:
-        """Tokens that a pass has rows for which is launched before the end of this chunk is known;
-        ``num_candidates``: of them behind the draft."""
+        """Tokens of the request in a pass that is launched before this chunk's end is known;
+        ``num_candidates``: of them behind a draft of full length."""
         size, num_drafted = self.kind.size, req.parse_state.num_drafted
         longest = num_drafted + self._num_in_flight * size + size - 1
         return min(longest, self._budget(req) + num_candidates, tokens_left(req))
