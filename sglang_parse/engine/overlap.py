@@ -17,9 +17,9 @@ Under the overlap schedule it launches an iteration before it processes the prev
 The next plan usually needs the results: its shape follows from drafts and verdicts. So planning
 waits for them. It does not after an iteration of decode steps alone, whose tokens the next step
 needs on the device only, or of a draft chunk alone whose requests all keep drafting, or whose
-drafts all end: their pass takes the last tokens on the device (``verifies_ahead``). A request that a
-decoded token lets draft again has decoded one token too many: it is dropped. A text waits for that
-token instead, and its request's next step for this one's (``core.arming``).
+drafts all end: their pass takes the last tokens on the device (``verifies_ahead``). A request that
+a decoded token lets draft again has decoded one token too many: it is dropped. A text waits for
+that token instead, and its request's next step for this one's (``core.arming``).
 
 Without overlap every iteration is finished when ``launch`` returns.
 """

@@ -258,9 +258,9 @@ class Verifier:
             count = sum(len(part.logits_rows) for part in verified)
             if verified:
                 rows.append(
-                    self._rows.results(
-                        batch, verified, output.logits[:count], output.hidden, ids
-                    )[0]
+                    self._rows.results(batch, verified, output.logits[:count], output.hidden, ids)[
+                        0
+                    ]
                 )
             # Not a view: the next forward overwrites the logits.
             decode_logits.append(output.logits[count:].clone())

@@ -454,9 +454,7 @@ def test_the_tokens_of_blocks_lie_on_the_device_as_the_host_will_have_them(size:
             own.append([*counts, *(next(drawn) for _ in range(3 * size - 1))])
             accepted, levels, candidates = accepted_block(own[-1])
             levels = [0] * len(levels)
-            state.add_draft(
-                accepted, room, num_launched=size, levels=levels, candidates=candidates
-            )
+            state.add_draft(accepted, room, num_launched=size, levels=levels, candidates=candidates)
         records.append(own)
         expected.append(state.draft.compared_ids)
         assert (state.num_draft_inflight, state.draft.num_ahead) == (0, 0)

@@ -187,7 +187,7 @@ class DraftChunk(ABC):
         return go_on and not self._are_in_doubt()
 
     def ends(self, reqs: Sequence[Req], *, is_sure: bool) -> bool:
-        """Whether the drafts of all of ``reqs`` end with this chunk, as far as known before its end;
+        """Whether the drafts of all of ``reqs`` end with this chunk, as far as is known before;
         waits for all but its last forwards.
 
         Args:
