@@ -36,7 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class Committer:
-    """Applies target results to requests; ``judge`` is None in token mode."""
+    """Applies target results to requests; ``judge`` is None in token mode.
+
+    Attributes:
+        compares_candidates: whether passes have candidates behind drafts; not where acceptance is
+            simulated, or where a pass that is not output whole gives recurrent states back.
+    """
 
     def __init__(
         self, config: ParseConfig, judge: Judge | None, counters: Counters, sources: SourceChain
@@ -44,6 +49,7 @@ class Committer:
         self.config, self.judge = config, judge
         self.counters, self.sources = counters, sources
         self._simulated = SimulatedAcceptance.from_env(config)
+        self.compares_candidates = self._simulated is None
         if self._simulated is not None:
             self._report_simulation(self._simulated)
 
@@ -130,8 +136,8 @@ class Committer:
                 state.keep_candidates(count if self.candidates_pay(req, count) else 0)
 
     def candidates_pay(self, req: Req, count: int) -> bool:
-        """See ``Source.candidates_pay``; simulated acceptance compares nothing."""
-        return self._simulated is None and self.sources.candidates_pay(req, count)
+        """See ``Source.candidates_pay``."""
+        return self.compares_candidates and self.sources.candidates_pay(req, count)
 
     def _judge_of(self, draft: Draft) -> Judge | None:
         return self.judge if draft.judge else None

@@ -284,6 +284,7 @@ def test_candidates_are_exact_where_drafts_are(verification: str):
         ({"draft": [11, 12, 13]}, 0),  # the next draft begins with the third
         ({"is_truncated": True}, 0),
         ({"pays": False}, 0),
+        ({"compares": False}, 0),
     ],
     ids=str,
 )
@@ -295,6 +296,7 @@ def test_which_candidates_a_pass_compares(change: dict, num_left: int, monkeypat
     monkeypatch.setattr(
         type(one.committer.sources), "candidates_pay", lambda *_: change.get("pays", True)
     )
+    one.committer.compares_candidates = change.get("compares", True)
     one.committer.ask(one.req)
     assert len(draft.candidates) == num_left
     num_rows = 1 + draft.num_verified + num_left
