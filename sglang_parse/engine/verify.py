@@ -246,22 +246,19 @@ class Verifier:
         parts += [decode_rows(i, reqs[i]) for i in decoding]
         capture = needs_hidden_states([reqs[part.index] for part in parts])
         capture = capture or (self._rows.captures and bool(drafted))
-        late = chunk if any(reqs[i].parse_state.draft.num_ahead for i in drafted) else None
         rows, graphs = list[RowResults](), list[int]()
         decode_logits, hidden = list[torch.Tensor](), list[torch.Tensor]()
         for span in forward_spans(self.target.runner, parts):
-            ids = _ids_ahead(parts[span], reqs, late) if late else None
+            ids = _ids_ahead(parts[span], reqs, chunk)
             output = run_forward(
                 self.target, batch, parts[span], is_masked=self.is_masked, capture=capture, ids=ids
             )
             verified = [part for part in parts[span] if part.action is not Action.DECODE]
             count = sum(len(part.logits_rows) for part in verified)
             if verified:
-                rows.append(
-                    self._rows.results(batch, verified, output.logits[:count], output.hidden, ids)[
-                        0
-                    ]
-                )
+                found = output.logits[:count], output.hidden, ids
+                rows.append(self._rows.results(batch, verified, *found)[0])
+                del found
             # Not a view: the next forward overwrites the logits.
             decode_logits.append(output.logits[count:].clone())
             graphs.append(output.graph)
@@ -287,19 +284,21 @@ class Verifier:
 
 
 def _ids_ahead(
-    parts: Sequence[RequestRows], reqs: Sequence[Req], chunk: DraftChunk
-) -> torch.Tensor:
-    """int64 [rows] the input ids of drafts' rows, whose last ones are ``chunk``'s, in flight."""
+    parts: Sequence[RequestRows], reqs: Sequence[Req], chunk: DraftChunk | None
+) -> torch.Tensor | None:
+    """int64 [rows] the input ids of drafts' rows, whose last ones are ``chunk``'s, in flight; None
+    if the host has all."""
     own = [reqs[part.index] for part in parts]
-    in_flight = chunk.ids_in_flight(own)
-    ends = accumulate(part.layout.num_rows for part in parts)
+    if chunk is None or not any(req.parse_state.draft.num_ahead for req in own):
+        return None
+    in_flight, known = chunk.ids_in_flight(own), [x for part in parts for x in part.token_ids]
     places, sources = list[int](), list[int]()
+    ends = accumulate(part.layout.num_rows for part in parts)
     for number, (req, end) in enumerate(zip(own, ends, strict=True)):
         draft, start = req.parse_state.draft, number * in_flight.shape[1]
         num_late = max(0, draft.num_ahead - len(draft.token_ids))
         places += range(end - num_late, end)
         sources += range(start, start + num_late)
-    known = [token for part in parts for token in part.token_ids]
-    ids = on_device(known, in_flight.device)
-    late = in_flight.flatten()[on_device(sources, ids.device)]
-    return ids.index_copy_(0, on_device(places, ids.device), late)
+    device = in_flight.device
+    late = in_flight.flatten()[on_device(sources, device)]
+    return on_device(known, device).index_copy_(0, on_device(places, device), late)
