@@ -51,10 +51,12 @@ class HostCopy:
     """An asynchronous copy of a device tensor to the host.
 
     Attributes:
+        tensor: on the device.
         made: mark of the tensor's device clock before the copy.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
         self.made = DeviceClock(tensor.device).mark()
         self._host = async_d2h(tensor)
         self._copied = torch.get_device_module(tensor.device).Event()

@@ -150,6 +150,31 @@ def accept_blocks(
     return after, torch.cat((num_new[:, None], num_proposed[:, None], new, surprisals, proposed), 1)
 
 
+def chain_ids(records: torch.Tensor, rooms: torch.Tensor) -> torch.Tensor:
+    """int64 [n, blocks * K + K - 1] the tokens that consecutive blocks add to each draft, up to the
+    block that fills it, or the last one, and that one's candidates behind them; then zeros.
+
+    Args:
+        records: int64 [n, blocks, 3 * K + 1] as of ``accept_blocks``.
+        rooms: int64 [n] tokens that the drafts have room for, 1 at least.
+    """
+    num_blocks, size = records.shape[1], records.shape[2] // 3
+    ends = records[..., 0].cumsum(1)
+    starts = ends - records[..., 0]
+    last = (starts < rooms[:, None]).sum(1, keepdim=True) - 1
+    num_tokens, final = ends.gather(1, last), last[..., None].expand(-1, -1, 3 * size + 1)
+    num_proposed, proposed = records.gather(1, final)[:, 0, 1:].split((1, 3 * size - 1), 1)
+    place = torch.arange(size, device=records.device)
+    width = num_blocks * size + size - 1  # what is not there goes to a column behind these
+    is_new = (place < records[..., :1]) & (starts < rooms[:, None])[..., None]
+    at = torch.where(is_new, starts[..., None] + place, width).flatten(1)
+    behind = torch.where(place[1:] <= num_proposed, num_tokens + place[:-1], width)
+    ids = records.new_zeros(len(records), width + 1)
+    ids.scatter_(1, at, records[..., 2 : 2 + size].flatten(1))
+    ids.scatter_(1, behind, proposed[:, 2 * size :])
+    return ids[:, :-1].clamp(min=0)
+
+
 def propose(
     forward: HeadForward, state: ChainState, choices: torch.Tensor, hidden: torch.Tensor
 ) -> torch.Tensor:

@@ -145,9 +145,12 @@ class Draft:
         is_truncated: KV slots ran short; it is counted as such.
         levels: the draft model's sureness of its tokens (``core.doubt``); none of texts.
         chance: that all of it is accepted, by its plan; ``in_doubt``: it ended for that.
-        candidates: unverified proposals of mask tokens, or of a head, for what follows (``block``).
+        candidates: proposals of mask tokens, or of a head, for what follows (``block``). No draft
+            tokens: once the draft is complete, its pass compares them with the target's choices.
         prefix_ends, question_ids: what the verify pass verifies; set by ``RequestState.ask``,
             empty in token mode.
+        num_ahead: tokens that its pass has rows for, if that is launched before the host has all of
+            the draft's tokens; 0 once it has them.
         room: tokens by which a text may extend it, once it is written.
         tail_at, tail_source: where the tokens of a text that extends it begin; None without.
     """
@@ -163,6 +166,7 @@ class Draft:
     candidates: tuple[int, ...] = ()
     prefix_ends: list[int] = field(default_factory=list)
     question_ids: list[tuple[int, ...]] = field(default_factory=list)
+    num_ahead: int = 0
     room: int = 0
     tail_at: int | None = None
     tail_source: str = ""
@@ -175,6 +179,11 @@ class Draft:
     @property
     def verified_ids(self) -> list[int]:
         return self.token_ids[: self.num_verified]
+
+    @property
+    def compared_ids(self) -> list[int]:
+        """Tokens of the verify pass behind the anchor: the verified ones, then candidates."""
+        return [*self.verified_ids, *self.candidates]
 
     def add(self, token_id: int, level: int, doubt: Doubt | None) -> None:
         """Adds a token of the draft model."""
@@ -195,8 +204,9 @@ class Draft:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the verify pass: anchor, verified draft tokens, questions."""
-        return 1 + self.num_verified + sum(map(len, self.question_ids))
+        """Rows of the verify pass: anchor, verified draft tokens, candidates, questions."""
+        num_tokens = max(self.num_ahead, len(self.compared_ids))
+        return 1 + num_tokens + sum(map(len, self.question_ids))
 
 
 @dataclass(slots=True)
@@ -218,7 +228,8 @@ class Stats:
 
     Attributes:
         rounds: verified drafts.
-        drafted_tokens: draft tokens of all sources.
+        drafted_tokens: draft tokens of all sources; not the candidates that a parallel draft's pass
+            compares behind it, which count in ``target_tokens`` where they match.
         draft_forwards: draft model forwards that wrote its part of them; fewer under parallel
             drafting.
         accepted_tokens: draft tokens accepted by the selection rule.
@@ -264,6 +275,8 @@ class TraceRecord(TypedDict):
             "eagle3", "mtp", "grammar" or "draft_token_ids".
         anchor_token_id: the last of them.
         draft_token_ids: the draft, including what it carried over from the previous one.
+        candidate_token_ids: what a parallel draft's last block proposed behind it, compared with
+            the target's choices whatever the verdicts; those that match are in ``bonus_token_ids``.
         tail_at, tail_source: place of the first of the draft's tokens that are a text's, and the
             text's source; null where none extends the draft.
         finished: the draft model ended the answer; the last question is about the complete answer.
@@ -302,6 +315,7 @@ class TraceRecord(TypedDict):
     source: str
     anchor_token_id: int
     draft_token_ids: list[int]
+    candidate_token_ids: list[int]
     tail_at: int | None
     tail_source: str | None
     finished: bool

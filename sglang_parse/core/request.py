@@ -9,6 +9,7 @@ Transitions in one iteration:
     take               plan: the action of this iteration
     launch_draft       draft tokens are in flight           launch_decode   a decode token is
     add_draft          draft tokens arrive                  doubt_draft     it ends in doubt
+    verify_ahead       those in flight end the draft, and its pass is launched behind them
     ask                the draft is complete
     count_round        its verify pass has been decided     count_decode    a decode token arrived
     write              its tokens are output, after either
@@ -180,13 +181,16 @@ class RequestState:
                 a forward drafted each.
         """
         self.num_draft_inflight -= num_launched
-        if self.phase is not Phase.DRAFTING or self.fault:
+        is_awaited = self.draft.num_ahead and not self.is_over(budget)
+        if not self.num_draft_inflight:
+            self.draft.num_ahead = 0
+        if not (is_awaited or self.phase is Phase.DRAFTING) or self.fault:
             return
         is_block, count = candidates is not None, self.num_drafted
         for token, level in zip(token_ids, levels, strict=True):
             self.draft.add(token, level, self.plan.doubt if self.plan else None)
             self.draft.finished = token in self.policy.stop_ids
-            if self.draft.finished or self.num_drafted >= budget:
+            if self.is_over(budget):
                 self.phase = Phase.VERIFYING
                 break
         # The last token's KV may not be written yet.
@@ -194,16 +198,32 @@ class RequestState:
         num_added = self.num_drafted - count
         self.notes.telemetry.count_drafted(self.draft.source, num_added)
         self.notes.telemetry.stats.draft_forwards += min(num_added, 1) if is_block else num_added
-        is_drafting = self.phase is Phase.DRAFTING
-        self.draft.candidates = tuple(candidates or ()) if is_drafting else ()
-        if is_drafting and len(token_ids) < (1 if is_block else num_launched):
+        self.draft.candidates = ()
+        if candidates is not None and not self.draft.finished:
+            # Behind the budget come tokens of this block that the draft has no room for.
+            self.draft.candidates = (*token_ids[num_added:], *candidates)[: num_launched - 1]
+        if not self.is_over(budget) and len(token_ids) < (1 if is_block else num_launched):
             self.fail(NAN_IN_DRAFT)
+
+    def is_over(self, budget: int) -> bool:
+        """Whether the draft ends with its last token, as far as the host has it."""
+        return self.draft.finished or self.num_drafted >= budget
+
+    def verify_ahead(self, num_tokens: int) -> None:
+        """The draft ends with its tokens in flight; the pass that is launched behind them has rows
+        for so many tokens."""
+        self.phase = Phase.VERIFYING
+        self.draft.num_ahead, self.draft.candidates = num_tokens, ()
 
     def doubt_draft(self) -> None:
         """The draft ends in doubt."""
         self.phase = Phase.VERIFYING
         self.draft.in_doubt, self.draft.candidates = True, ()
         self.notes.telemetry.stats.doubted_drafts += 1
+
+    def keep_candidates(self, count: int) -> None:
+        """The pass that verifies the complete draft compares so many candidates behind it."""
+        self.draft.candidates = self.draft.candidates[:count]
 
     def give_draft(
         self,
@@ -232,7 +252,7 @@ class RequestState:
     def extend_draft(self, token_ids: Sequence[int], source: str, *, is_exact: bool) -> None:
         """A text goes on where the complete draft ends; see ``give_draft``."""
         self.draft.tail_at, self.draft.tail_source = self.num_drafted, source
-        self.draft.room = 0
+        self.draft.room, self.draft.candidates = 0, ()
         if is_exact:
             self.draft.judge = None
         self.draft.token_ids += token_ids

@@ -43,8 +43,8 @@ class Round:
 
     Attributes:
         accepted_len: leading draft tokens that the selection rule accepts.
-        bonus: output tokens after them: draft tokens that match the target's choices, then the
-            target's next one; none if the answer ends before.
+        bonus: output tokens after them: draft tokens and candidates that match the target's
+            choices, then the target's next one; none if the answer ends before.
         is_finished: all of the draft would complete the answer.
         verdicts: on the draft's prefixes; ``decided_by``: index of the deciding one, None if none
             decided; ``rule``: the applied key of ``SELECTIONS``, None if verdicts did not matter.
@@ -98,6 +98,11 @@ class Round:
     def num_output(self) -> int:
         """Draft tokens that are output."""
         return min(self.accepted_len + self.num_matched, self.num_verified)
+
+    @property
+    def num_candidates_output(self) -> int:
+        """Candidates behind the draft that are output."""
+        return max(0, len(self.tokens) - 1 - self.num_drafted) if self.draft.candidates else 0
 
     @cached_property
     def parts(self) -> Sequence[Round]:

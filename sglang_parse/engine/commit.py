@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.counters import Counters
@@ -35,7 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class Committer:
-    """Applies target results to requests; ``judge`` is None in token mode."""
+    """Applies target results to requests; ``judge`` is None in token mode.
+
+    Attributes:
+        compares_candidates: whether passes have candidates behind drafts; not where acceptance is
+            simulated, or where a pass that is not output whole gives recurrent states back.
+    """
 
     def __init__(
         self, config: ParseConfig, judge: Judge | None, counters: Counters, sources: SourceChain
@@ -43,6 +49,7 @@ class Committer:
         self.config, self.judge = config, judge
         self.counters, self.sources = counters, sources
         self._simulated = SimulatedAcceptance.from_env(config)
+        self.compares_candidates = self._simulated is None
         if self._simulated is not None:
             self._report_simulation(self._simulated)
 
@@ -118,12 +125,19 @@ class Committer:
                         state.skip_draft(reason)
 
     def ask(self, req: Req) -> None:
-        """Attaches the questions to a complete draft."""
-        draft = req.parse_state.draft
+        """Attaches the questions to a complete draft, and chooses the candidates behind it."""
+        state, draft = req.parse_state, req.parse_state.draft
         judge = self._judge_of(draft)
-        if judge is not None and draft.token_ids and not draft.prefix_ends:
-            with contain_request(req.parse_state, "asking about its draft"):
+        with contain_request(state, "asking about its draft"):
+            if judge is not None and draft.token_ids and not draft.prefix_ends:
                 judge.ask(req)
+            if draft.candidates and state.phase is Phase.VERIFYING:
+                count = _num_comparable(req)
+                state.keep_candidates(count if self.candidates_pay(req, count) else 0)
+
+    def candidates_pay(self, req: Req, count: int) -> bool:
+        """See ``Source.candidates_pay``."""
+        return self.compares_candidates and self.sources.candidates_pay(req, count)
 
     def _judge_of(self, draft: Draft) -> Judge | None:
         return self.judge if draft.judge else None
@@ -186,12 +200,13 @@ class Committer:
         return accepted_len, decided_by, rule
 
     def _bonus_tokens(self, req: Req, accepted_len: int, result: TargetResult) -> tuple[int, ...]:
-        """Matched draft tokens after the accepted prefix, then the target's next token."""
+        """Matched draft tokens and candidates after the accepted prefix, then the target's next
+        token."""
         if completes_answer(req, accepted_len):
             return ()
         state, choices = req.parse_state, result.target_tokens[accepted_len:]
         # Simulated acceptance fixes what a draft brings.
-        drafted = () if self._simulated else state.draft.verified_ids[accepted_len:]
+        drafted = () if self._simulated else state.draft.compared_ids[accepted_len:]
         tokens = choices[: matching_tokens(drafted, choices) + 1]
         return up_to_stop(tokens[: tokens_left(req) - accepted_len], state.policy.stop_ids)
 
@@ -241,6 +256,18 @@ class Committer:
             simulated,
             self.config.draft_tokens,
         )
+
+
+def _num_comparable(req: Req) -> int:
+    """Leading candidates that a complete draft's pass can compare: none where KV is short, or where
+    the draft's unverified end begins the next one. The answer's end is left to the target."""
+    state, draft = req.parse_state, req.parse_state.draft
+    if draft.is_truncated or draft.num_verified < state.num_drafted:
+        return 0
+    limit = max(0, tokens_left(req) - 1 - state.num_drafted)
+    stop_ids = state.policy.stop_ids
+    more = takewhile(lambda token: token not in stop_ids, draft.candidates[:limit])
+    return max(0, num_allowed(req, [*draft.token_ids, *more]) - state.num_drafted)
 
 
 def _carry_over(one: Round) -> tuple[int, ...]:

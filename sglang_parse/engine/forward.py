@@ -31,6 +31,10 @@ MAX_LOGITS_BYTES = 2**30
 logits of each request's last row only. 1,766 rows of 152,000 tokens keep a GPU busy."""
 
 
+NOT_KNOWN = 0
+"""In place of a token that only the device has yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRows:
     """Rows of one request in a forward.
@@ -96,14 +100,16 @@ def decode_rows(index: int, req: Req, num_anchors: int = 1) -> RequestRows:
 
 
 def verify_rows(index: int, req: Req) -> RequestRows:
-    """The anchor, the draft up to its last prefix, and the questions; before them the tokens that a
-    recurrent state lacks.
+    """The anchor, the draft up to its last prefix, candidates behind it, and the questions; before
+    them the tokens that a recurrent state lacks.
 
     The target's choice is needed after the anchor and after every draft token, because each of them
     may be the last accepted one.
     """
     lag, draft = req.parse_state.state_lag, req.parse_state.draft
-    start, num_tokens = req.parse_state.committed_len - lag, 1 + draft.num_verified
+    start, compared = req.parse_state.committed_len - lag, draft.compared_ids
+    compared += [NOT_KNOWN] * (draft.num_ahead - len(compared))
+    num_tokens = 1 + len(compared)
     asked = [
         (lag + end + 1, ids)
         for end, ids in zip(draft.prefix_ends, draft.question_ids, strict=True)
@@ -115,7 +121,7 @@ def verify_rows(index: int, req: Req) -> RequestRows:
         visible_lens=tuple(visible for visible, _ in asked),
         question_lens=tuple(len(question) for _, question in asked),
     )
-    ids = sequence_slice(req, start, start + lag + num_tokens, draft.token_ids)
+    ids = sequence_slice(req, start, start + lag + num_tokens, compared)
     for _, question in asked:
         ids.extend(question)
     token_rows = tuple(range(lag, lag + num_tokens))
@@ -157,12 +163,14 @@ def run_forward(
     *,
     is_masked: bool,
     capture: bool = False,
+    ids: torch.Tensor | None = None,
 ) -> ForwardOutput:
     """Runs the target over ``parts`` and writes the KV of every row into the requests' slots.
 
     Args:
         target: a ``TargetModel``.
         is_masked: use the layout ``mask`` unless the rows are causal; otherwise ``alias``.
+        ids: int64 [rows] input ids, where the host does not know all of them.
     """
     layout, device = VerifyLayout.of([part.layout for part in parts]), batch.device
     starts = zip(parts, layout.qo_indptr[:-1], strict=True)
@@ -174,6 +182,7 @@ def run_forward(
         mask = flat_mask(layout, device) if is_masked and not layout.is_causal else None
         spec_info = ParseVerifyInput(layout=layout, custom_mask=mask, select_index=index)
         view = _batch_view(batch, parts, layout, spec_info)
+    view.input_ids = view.input_ids if ids is None else ids
     forward_batch = ForwardBatch.init_new(
         view,
         target.runner,

@@ -16,8 +16,9 @@ Under the overlap schedule it launches an iteration before it processes the prev
 
 The next plan usually needs the results: its shape follows from drafts and verdicts. So planning
 waits for them. It does not after an iteration of decode steps alone, whose tokens the next step
-needs on the device only, or of a draft chunk alone whose requests all keep drafting. A request
-that such a token lets draft again has decoded one token too many: it is dropped. A text waits for
+needs on the device only, or of a draft chunk alone whose requests all keep drafting, or whose
+drafts all end: their pass takes the last tokens on the device (``verifies_ahead``). A request that
+a decoded token lets draft again has decoded one token too many: it is dropped. A text waits for
 that token instead, and its request's next step for this one's (``core.arming``).
 
 Without overlap every iteration is finished when ``launch`` returns.
@@ -34,10 +35,13 @@ from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_parse.context import process_context
+from sglang_parse.core.phases import Action
 from sglang_parse.device import on_device
 from sglang_parse.engine import admission
+from sglang_parse.engine.drafting.chunk import DraftChunk, is_drafting
 from sglang_parse.engine.parts import Engine
 from sglang_parse.engine.prefill import take_prefilled
+from sglang_parse.engine.requests import is_adjusted
 from sglang_parse.engine.schedule import free_lookahead
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.step import Step
@@ -133,7 +137,9 @@ def can_launch_before_sync(step: Step, reqs: Sequence[Req]) -> bool:
         # A draft that began before its prefill was processed looks for its draft KV again.
         if not all(req.parse_state.draft_kv_found for req in reqs):
             return False
-        return chunk.can_follow(reqs) and engine.schedule.all_draft(step.batch, reqs)
+        if chunk.can_follow(reqs):
+            return engine.schedule.all_take(Action.DRAFT, step.batch, reqs)
+        return verifies_ahead(engine, chunk, reqs)
     if chunk is not None or forward is None or not forward.is_decode_only:
         return False
     decoding = set(map(id, forward.decoding))
@@ -145,6 +151,32 @@ def can_launch_before_sync(step: Step, reqs: Sequence[Req]) -> bool:
         and req.parse_state.target_decodes
         for req in reqs
     )
+
+
+def verifies_ahead(engine: Engine, chunk: DraftChunk, reqs: Sequence[Req]) -> bool:
+    """Whether the pass that verifies the drafts of ``reqs`` is launched behind their last chunk,
+    before its tokens arrive: all drafts end with it, and nothing asks the host about them. Where
+    lengths are not fixed, a draft may end somewhat short."""
+    is_sure = "draft_tokens" in engine.controller.limits.fixed
+    if not engine.reads_drafts_late or any(map(_asks_the_host, reqs)):
+        return False
+    if not chunk.ends(reqs, is_sure=is_sure):
+        return False
+    for req in filter(is_drafting, reqs):
+        num_candidates = chunk.kind.size - 1
+        if not engine.committer.candidates_pay(req, num_candidates):
+            num_candidates = 0
+        req.parse_state.verify_ahead(chunk.num_ahead(req, num_candidates))
+    engine.schedule.invalidate()
+    return engine.schedule.all_take(Action.VERIFY, chunk.batch, reqs)
+
+
+def _asks_the_host(req: Req) -> bool:
+    """Whether the tokens of the request's draft are looked at before its pass: by its sampling
+    parameters, its log probabilities, or a text that may extend the draft."""
+    state = req.parse_state
+    is_looked_at = is_adjusted(req) or req.grammar is not None or req.return_logprob
+    return is_looked_at or state.draft.room > 0 or state.policy.uses_eagle
 
 
 class _FinishEvent:

@@ -47,6 +47,13 @@ class Engine:
     def __post_init__(self) -> None:
         self.timer = StageTimer(self.verifier.target.runner.device)
 
+    @property
+    def reads_drafts_late(self) -> bool:
+        """Whether a pass may be launched before the host has its drafts' tokens: none is in a
+        question, and no recurrent state lags behind."""
+        asks = self.judge is not None and self.judge.question is not None
+        return not asks and self.verifier.states is None
+
     def key_of(self, req: Req) -> DraftKey | None:
         """The key of a request that follows a draft of the draft model, unless it rests."""
         state = req.parse_state

@@ -70,6 +70,7 @@ class RowReader:
         parts: Sequence[RequestRows],
         logits: torch.Tensor,
         hidden: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
     ) -> tuple[RowResults, LogitsProcessorOutput]:
         """What the rows of drafts, or decode rows, say; and the sampler's output. Overwrites the
         logits.
@@ -79,6 +80,8 @@ class RowReader:
         Args:
             parts: all of them with drafts, or none.
             hidden: [rows of the forward, width] captured hidden states, if any.
+            ids: int64 [rows of the forward] where the host does not know all of them; then all rows
+                are token rows.
         """
         is_bad, reqs = nan_rows(logits), batch.reqs
         judge = None if parts[0].action is Action.DECODE else self._judge
@@ -93,7 +96,7 @@ class RowReader:
             answers = judge.answers(logits[answer_rows])
             answers = answers.masked_fill(is_bad[answer_rows, None], math.nan)
         if judge and self._scores_rows:
-            scores = _score(judge.scorer, parts, logits, index, hidden)
+            scores = _score(judge.scorer, parts, logits, index, hidden, ids)
         choices, output = self._choose(batch, parts, logits, index, asked)
         records = asked.records(logits, choices) if asked else None
         tokens = mark_faults(choices, is_bad, is_empty)
@@ -163,9 +166,14 @@ def _score(
     logits: torch.Tensor,
     index: torch.Tensor | None,
     hidden: torch.Tensor | None,
+    ids: torch.Tensor | None,
 ) -> torch.Tensor:
     """fp32 [token rows, 4] their ``Scorer.scores``, 0 without one, and ``next_likelihoods``."""
-    next_ids = [token for part in parts for token in (*part.drafted_ids, 0)]
+    if ids is None:
+        drafted = [token for part in parts for token in (*part.drafted_ids, 0)]
+        next_ids = on_device(drafted, logits.device)
+    else:  # a part's last row has none, as above
+        next_ids = ids.roll(-1)
     likelihoods = next_likelihoods(logits, index, next_ids)
     if scorer is None:
         return torch.nn.functional.pad(likelihoods, (2, 0))

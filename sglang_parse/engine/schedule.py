@@ -85,10 +85,10 @@ class Schedule:
             self._planned = planned = self._plan(batch, reqs, available)
         return planned
 
-    def all_draft(self, batch: ScheduleBatch, reqs: Sequence[Req]) -> bool:
-        """Whether KV suffices for all of ``reqs`` to keep drafting."""
+    def all_take(self, action: Action, batch: ScheduleBatch, reqs: Sequence[Req]) -> bool:
+        """Whether all of ``reqs`` take the action next, for which KV suffices."""
         grants = self.plan_iteration(batch, reqs).grants
-        return all(grant.action is Action.DRAFT for grant in grants)
+        return all(grant.action is action for grant in grants)
 
     def invalidate(self) -> None:
         """A request's state has changed."""
@@ -175,7 +175,10 @@ class Schedule:
             committed=committed,
             allocated=allocated,
             lookahead_slots=lookahead_slots(state, chunk, budget, rows, self.block_rows),
-            max_verify_slots=1 + longest_draft + room + num_questions * self.max_question_len,
+            max_verify_slots=1
+            + longest_draft
+            + max(room, self.block_size - 1)  # a text goes on, or candidates are compared
+            + num_questions * self.max_question_len,
             num_drafted=state.num_drafted + state.num_draft_inflight,
             waited=state.waited,
             proposes=proposes,

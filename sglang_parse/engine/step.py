@@ -66,7 +66,7 @@ class Step:
         # The plan, made by ``Schedule.apply``.
         by_action = indices_by_action([req.parse_state.action for req in self.batch.reqs])
         self._draft(by_action, before.chunk if before else None)
-        self._verify(by_action, before.forward if before else None)
+        self._verify(by_action, before)
 
     def finish(self) -> None:
         self._finish_draft()
@@ -101,16 +101,15 @@ class Step:
             return [i for i, req in zip(indices, reqs, strict=True) if is_prefilled(req)]
         return []
 
-    def _verify(
-        self, by_action: Mapping[Action, Sequence[int]], before: TargetForward | None
-    ) -> None:
+    def _verify(self, by_action: Mapping[Action, Sequence[int]], before: Step | None) -> None:
         engine = self.engine
+        in_flight = (before.forward, before.chunk) if before else (None, None)
         if engine.eagle is not None and (proposing := by_action[Action.PROPOSE]):
             with self._head_watch:
                 proposals = engine.eagle.propose(self.batch, proposing)
             engine.committer.take_proposals(self._reqs(proposing), proposals)
         self._forward_watch.start()
-        self.forward = engine.verifier.launch(self.batch, by_action, before)
+        self.forward = engine.verifier.launch(self.batch, by_action, *in_flight)
         if self.forward is not None:
             self.result.can_run_cuda_graph = self.forward.replays
             engine.counters.count("verify_passes_total", self.forward.num_passes)

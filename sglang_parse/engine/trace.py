@@ -33,6 +33,7 @@ def trace_record(
         "source": draft.source,
         "anchor_token_id": state.output_ids[-1],
         "draft_token_ids": list(draft.token_ids),
+        "candidate_token_ids": list(draft.candidates),
         "tail_at": draft.tail_at,
         "tail_source": draft.tail_source or None,
         "finished": draft.finished,

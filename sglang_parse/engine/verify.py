@@ -18,6 +18,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang_parse.core.phases import Action
 from sglang_parse.device import HostCopy, joined_shape, on_device, pack, unpack
 from sglang_parse.engine.broadcast import broadcast
+from sglang_parse.engine.drafting.chunk import DraftChunk
 from sglang_parse.engine.faults import NAN_IN_TARGET, fault_of
 from sglang_parse.engine.forward import (
     RequestRows,
@@ -184,19 +185,20 @@ class Verifier:
         batch: ScheduleBatch,
         by_action: Mapping[Action, Sequence[int]],
         before: TargetForward | None,
+        chunk: DraftChunk | None = None,
     ) -> TargetForward | None:
         """The target's part of an iteration, if it has one.
 
         Args:
             by_action: indices into the batch.
-            before: the forward launched last, while it is in flight.
+            before: the forward launched last, while it is in flight; ``chunk``: the draft chunk.
         """
         drafted = [*by_action[Action.VERIFY], *by_action[Action.PROPOSE]]
         decoding = by_action[Action.DECODE]
         if self.states is not None:
             self.states.save(batch, drafted)
         if drafted or any(batch.reqs[i].parse_state.state_lag for i in decoding):
-            return self.verify(batch, drafted, decoding)
+            return self.verify(batch, drafted, decoding, chunk)
         if not decoding:
             return None
         last_ids = before.last_tokens([batch.reqs[i] for i in decoding]) if before else None
@@ -226,13 +228,18 @@ class Verifier:
         )
 
     def verify(
-        self, batch: ScheduleBatch, drafted: Sequence[int], decoding: Sequence[int]
+        self,
+        batch: ScheduleBatch,
+        drafted: Sequence[int],
+        decoding: Sequence[int],
+        chunk: DraftChunk | None = None,
     ) -> TargetForward:
         """One verify pass; several, where one would take too much memory.
 
         Args:
             drafted: indices into the batch of the requests whose drafts are verified.
             decoding: indices of the requests that decode one token.
+            chunk: whose tokens in flight are the end of drafts (``Draft.num_ahead``).
         """
         reqs = batch.reqs
         parts = [verify_rows(i, reqs[i]) for i in drafted]
@@ -242,15 +249,16 @@ class Verifier:
         rows, graphs = list[RowResults](), list[int]()
         decode_logits, hidden = list[torch.Tensor](), list[torch.Tensor]()
         for span in forward_spans(self.target.runner, parts):
+            ids = _ids_ahead(parts[span], reqs, chunk)
             output = run_forward(
-                self.target, batch, parts[span], is_masked=self.is_masked, capture=capture
+                self.target, batch, parts[span], is_masked=self.is_masked, capture=capture, ids=ids
             )
             verified = [part for part in parts[span] if part.action is not Action.DECODE]
             count = sum(len(part.logits_rows) for part in verified)
             if verified:
-                rows.append(
-                    self._rows.results(batch, verified, output.logits[:count], output.hidden)[0]
-                )
+                found = output.logits[:count], output.hidden, ids
+                rows.append(self._rows.results(batch, verified, *found)[0])
+                del found
             # Not a view: the next forward overwrites the logits.
             decode_logits.append(output.logits[count:].clone())
             graphs.append(output.graph)
@@ -273,3 +281,24 @@ class Verifier:
             output=sampled,
             num_passes=num_passes,
         )
+
+
+def _ids_ahead(
+    parts: Sequence[RequestRows], reqs: Sequence[Req], chunk: DraftChunk | None
+) -> torch.Tensor | None:
+    """int64 [rows] the input ids of drafts' rows, whose last ones are ``chunk``'s, in flight; None
+    if the host has all."""
+    own = [reqs[part.index] for part in parts]
+    if chunk is None or not any(req.parse_state.draft.num_ahead for req in own):
+        return None
+    in_flight, known = chunk.ids_in_flight(own), [x for part in parts for x in part.token_ids]
+    places, sources = list[int](), list[int]()
+    ends = accumulate(part.layout.num_rows for part in parts)
+    for number, (req, end) in enumerate(zip(own, ends, strict=True)):
+        draft, start = req.parse_state.draft, number * in_flight.shape[1]
+        num_late = max(0, draft.num_ahead - len(draft.token_ids))
+        places += range(end - num_late, end)
+        sources += range(start, start + num_late)
+    device = in_flight.device
+    late = in_flight.flatten()[on_device(sources, device)]
+    return on_device(known, device).index_copy_(0, on_device(places, device), late)

@@ -87,6 +87,7 @@ class ParseWorker(BaseSpecWorker):
         super().alloc_memory_pool(**pools)
         states = self.engine.verifier.states = keeper_of(self.engine.verifier.target)
         self.engine.schedule.max_verified = states.num_copies if states else 0
+        self.engine.committer.compares_candidates &= states is None
         if self.engine.eagle is not None:
             self.engine.eagle.alloc_memory_pool(**pools)
 

@@ -148,8 +148,9 @@ def validate_server_args(server_args: Any) -> None:
     # The most rows of a draft forward: last committed token, draft and masks.
     lookahead = max(kind.lookahead_rows for kind in block.kinds)
     draft_rows = 1 + config.draft_tokens + lookahead
+    pass_rows = longest_pass(config, question) + block.size - 1  # candidates behind the draft
     # Sets the width of each ``req_to_token`` row (4 bytes a column); slots are allocated by phase.
-    server_args.speculative_num_draft_tokens = max(longest_pass(config, question), draft_rows)
+    server_args.speculative_num_draft_tokens = max(pass_rows, draft_rows)
     server_args.speculative_num_steps = num_steps
     server_args.speculative_eagle_topk = 1
     server_args.stat_loggers = with_parse_metrics(server_args.stat_loggers)

@@ -243,7 +243,7 @@ def test_likelihoods_are_numbers_whatever_is_left():
     logits = torch.zeros(3, 4)
     logits[1] = -float("inf")
     logits[2, 1] = float("inf")
-    found = next_likelihoods(logits, torch.arange(3), [0, 0, 0])
+    found = next_likelihoods(logits, torch.arange(3), torch.zeros(3, dtype=torch.int64))
     assert found[0, 0].item() == pytest.approx(-math.log(4))
     assert found[1:, 0].tolist() == [MIN_LOGPROB, MIN_LOGPROB]
     assert found.isfinite().all()

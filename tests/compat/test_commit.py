@@ -220,6 +220,111 @@ def test_a_draft_that_the_limit_ends_and_all_of_which_is_kept_ends_the_answer():
     assert one.state.notes.telemetry.num_target_run == 0
 
 
+# -- candidates behind a draft ------------------------------------------------------------
+
+
+def with_candidates(*candidates: int, **settings: Any) -> Served:
+    """The last block of a draft of four tokens has proposed these behind it."""
+    one = Served([11, 12, 13, 14], **settings)
+    one.state.draft.candidates = candidates
+    one.committer.ask(one.req)
+    return one
+
+
+def counts_of(one: Served) -> tuple[int, int, int]:
+    stats = one.state.notes.telemetry.stats
+    return stats.rounds, stats.accepted_tokens, stats.matched_tokens
+
+
+def test_behind_an_accepted_draft_come_the_candidates_that_the_target_chooses():
+    """Their verdict is the target's own choice; they are no draft tokens."""
+    one = with_candidates(15, 16, 17)
+    assert one.commit([0.9, 0.9], [99, 99, 99, 99, 15, 16, 18, 19]) == [11, 12, 13, 14, 15, 16, 18]
+    assert counts_of(one) == (1, 4, 0)
+    (record,) = one.state.notes.telemetry.trace
+    assert record["candidate_token_ids"] == [15, 16, 17]
+    assert (record["accepted_len"], record["bonus_token_ids"]) == (4, [15, 16, 18])
+    assert record["target_token_ids"] == [99, 99, 99, 99, 15]
+    # The draft model continues behind them; it lacks KV of what it did not confirm.
+    state = one.state
+    assert (state.phase, state.committed, state.draft_kv_len) == (Phase.DRAFTING, 27, 24)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "choices", "output"),
+    [
+        ([0.9, 0.1], [11, 12, 99, 14, 15, 16], [11, 12, 99]),
+        # What a judge refuses and the target chooses is output, and so is what follows.
+        ([0.9, 0.1], [11, 12, 13, 14, 15, 16], [11, 12, 13, 14, 15, 16]),
+        ([0.9, 0.9], [99, 99, 99, 99, 99, 16], [11, 12, 13, 14, 99]),
+    ],
+)
+def test_candidates_behind_a_refusal_are_none(verdicts: list, choices: list, output: list):
+    assert with_candidates(15).commit(verdicts, choices) == output
+
+
+@pytest.mark.parametrize("verification", ["token", "semantic"])
+def test_candidates_are_exact_where_drafts_are(verification: str):
+    one = with_candidates(15, 16)
+    judge = None if verification == "token" else one.state.policy.judge
+    one.state.policy = replace(one.state.policy, judge=judge, threshold=1.5)
+    one.state.draft = Draft([11, 12, 13, 14], judge=judge, candidates=(15, 16))
+    one.committer.ask(one.req)
+    verdicts = [0.9, 0.9] if judge else []
+    assert one.commit(verdicts, [11, 12, 13, 14, 15, 77, 1]) == [11, 12, 13, 14, 15, 77]
+
+
+@pytest.mark.parametrize(
+    ("change", "num_left"),
+    [
+        ({}, 3),
+        ({"limit": 6}, 1),
+        ({"limit": 5}, 0),  # the target's own token completes the answer
+        ({"candidates": (15, STOP, 17)}, 1),
+        ({"draft": [11, 12, 13]}, 0),  # the next draft begins with the third
+        ({"is_truncated": True}, 0),
+        ({"pays": False}, 0),
+        ({"compares": False}, 0),
+    ],
+    ids=str,
+)
+def test_which_candidates_a_pass_compares(change: dict, num_left: int, monkeypatch: Any):
+    one = Served(change.get("draft", [11, 12, 13, 14]), limit=change.get("limit", 1000))
+    draft = one.state.draft
+    draft.candidates = change.get("candidates", (15, 16, 17))
+    draft.is_truncated = change.get("is_truncated", False)
+    monkeypatch.setattr(
+        type(one.committer.sources), "candidates_pay", lambda *_: change.get("pays", True)
+    )
+    one.committer.compares_candidates = change.get("compares", True)
+    one.committer.ask(one.req)
+    assert len(draft.candidates) == num_left
+    num_rows = 1 + draft.num_verified + num_left
+    assert draft.num_rows == num_rows + len(draft.question_ids) * 2
+    assert verify_rows(0, one.req).num_token_rows == num_rows
+
+
+def test_candidates_that_bring_less_than_their_rows_cost_wait_for_better_times():
+    """They are tried again at every 64th draft."""
+    one = Served([11, 12, 13, 14])
+    (source,) = (x for x in one.committer.sources._sources if x.name == "model")
+    one.controller.mode = "auto"
+    for stage, size, ms in ((Stage.DECODE, 1, 10), (Stage.VERIFY, 5, 10), (Stage.VERIFY, 10, 20)):
+        for _ in range(3):
+            one.controller.observe([StageTime(stage, size, 1, ms=ms)], [(None, 1)])
+    draft = Draft([11], candidates=(12, 13, 14, 15, 16))
+    pays = []
+    for _ in range(64):
+        pays.append(source.candidates_pay(one.req, 5))
+        source.observe(one.req, Round(draft, 1, bonus=(99,)))  # no candidate fits
+    pays.append(source.candidates_pay(one.req, 5))
+    assert pays == [True, *[False] * 63, True]
+    for _ in range(64):
+        source.observe(one.req, Round(draft, 1, bonus=(12, 13, 14, 15, 99)))
+    source.observe(one.req, Round(draft, 1, bonus=(12, 13, 14, 15, 99)))
+    assert source.candidates_pay(one.req, 5)
+
+
 # -- what the target would have written as well ------------------------------------------
 
 

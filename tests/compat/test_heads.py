@@ -109,6 +109,6 @@ def test_likelihoods_in_pieces(monkeypatch: pytest.MonkeyPatch, rows_per_piece: 
     logits, ids = torch.randn(8, 11) * 3, [3, 0, 10, 4, 5]
     rows = torch.tensor([0, 2, 3, 6, 7])
     logprobs = logits[rows].log_softmax(-1)
-    found = scorer.next_likelihoods(logits, rows, ids)
+    found = scorer.next_likelihoods(logits, rows, torch.tensor(ids))
     torch.testing.assert_close(found[:, 0], logprobs[range(5), ids])
     torch.testing.assert_close(found[:, 1], -(logprobs.exp() * logprobs).sum(-1))

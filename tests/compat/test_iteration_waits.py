@@ -18,6 +18,7 @@ from sglang_parse.core.doubt import LEVELS, Doubt
 from sglang_parse.core.phases import Action, DraftPlan, Phase
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support.fake_engine import (
+    CHUNK,
     PROMPT,
     arrived,
     batch_of,
@@ -71,7 +72,7 @@ def first_draft(cached: int) -> None:
 def chunk_behind_chunk(in_chunks: Callable[..., tuple[Any, Any]]) -> None:
     reqs = [drafting(0), drafting(1, top_k=5)]
     batch, engine = in_chunks(*reqs)
-    engine.schedule.all_draft = lambda *_: True
+    engine.schedule.all_take = lambda *_: True
     first, _ = launched(batch, engine)
     assert can_launch_before_sync(first, reqs)
     second, _ = launched(batch, engine, first)
@@ -117,6 +118,34 @@ def step_behind_step() -> None:
 def test_where_the_host_waits(iterations: Callable[[], None], expected: list[str], waits: list):
     iterations()
     assert waits == expected
+
+
+@pytest.mark.parametrize("in_chunks", [drafting_batch, in_blocks], ids=["tokens", "blocks"])
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_pass_is_launched_before_the_last_tokens_of_its_draft_arrive(
+    in_chunks: Callable[..., tuple[Any, Any]], asks: bool, waits: list
+):
+    """A wait less before it, but for where a question has the tokens in it."""
+    req = drafting(0)
+    req.sampling_params.max_new_tokens = 1 + CHUNK
+    batch, engine = in_chunks(req)
+    engine.judge = engine.judge if asks else None
+    engine.schedule.all_take = lambda action, *_: action is Action.VERIFY
+    first, _ = launched(batch, engine)
+    state = req.parse_state
+    assert can_launch_before_sync(first, [req]) is not asks
+    if asks:
+        first._finish_draft()
+    before = [TOKENS] * (1 + asks)
+    assert (waits, state.phase) == (before, Phase.VERIFYING)
+    state.action = Action.VERIFY
+    second, _ = launched(batch, engine, first)
+    assert waits == before
+    first._finish_draft()
+    (result,) = second.forward.wait()
+    assert waits == [TOKENS, TOKENS, RESULT]
+    assert (state.num_drafted, state.num_draft_inflight, state.draft.num_ahead) == (CHUNK, 0, 0)
+    assert len(result.target_tokens) >= 1 + CHUNK
 
 
 @pytest.mark.parametrize("in_chunks", [drafting_batch, in_blocks], ids=["tokens", "blocks"])

@@ -98,7 +98,7 @@ def test_a_chunk_after_one_in_flight(count: Count):
     reqs = [drafting(0), drafting(1)]
     batch, engine = drafting_batch(*reqs)
     first, _ = launched(batch, engine)
-    engine.schedule.all_draft = lambda *_: True
+    engine.schedule.all_take = lambda *_: True
 
     def next_chunk() -> None:
         assert can_launch_before_sync(first, reqs)
@@ -314,7 +314,7 @@ def test_no_chunk_after_one_that_may_end_a_draft(ends: str):
     """All of it is read before the next plan then."""
     req = drafting(0)
     batch, engine = drafting_batch(req)
-    engine.schedule.all_draft = lambda *_: ends != "room"
+    engine.schedule.all_take = lambda *_: ends != "room"
     first, _ = launched(batch, engine)
     if ends == "budget":
         req.sampling_params.max_new_tokens = 1 + CHUNK
@@ -357,7 +357,7 @@ def test_room_for_a_chunk_and_its_verification(free: int, has_room: bool):
     )
     config = ParseConfig(draft_chunk=CHUNK, max_prefixes=1)
     schedule = Schedule(config, Controller(Limits.of(config, 5)), max_question_len=5)
-    assert schedule.all_draft(batch, reqs) == has_room
+    assert schedule.all_take(Action.DRAFT, batch, reqs) == has_room
 
 
 @pytest.mark.parametrize(("pools", "free"), [((90, 5, 40, 7), 47), ((20, 5, 90, 7), 25)])
@@ -405,7 +405,7 @@ def test_a_chunk_after_the_end_of_a_draft_is_dropped():
     """The draft ended in the steps that were read late."""
     req = drafting(0)
     batch, engine = drafting_batch(req)
-    engine.schedule.all_draft = lambda *_: True
+    engine.schedule.all_take = lambda *_: True
     first, _ = launched(batch, engine)
     assert can_launch_before_sync(first, [req])
     req.parse_state.policy = RequestPolicy(threshold=0.5, stop_ids=frozenset({DRAFTED}))

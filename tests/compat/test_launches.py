@@ -130,7 +130,7 @@ def test_blocks_after_blocks_in_flight(
     engine = engine_for(batch, is_masked=is_masked, block_size=4, config=config)
     (plan,) = (plan for plan in engine.controller.blocks.costs if plan.masks.value == masks)
     monkeypatch.setattr(engine.controller.blocks, "choose", lambda *_: plan)
-    engine.schedule.all_draft = lambda *_: True
+    engine.schedule.all_take = lambda *_: True
     first, _ = launched(batch, engine)
     assert [req.parse_state.num_draft_inflight for req in reqs] == [12, 12]
     monkeypatch.setattr(first.chunk, "wait", lambda **_: None)  # it has no numbers

@@ -65,8 +65,9 @@ class Launched:
         batch = SimpleNamespace(reqs=reqs)
         self.forward = verifier.verify(batch, DRAFTED, DECODING)
 
-    def _run_forward(self, _target, _batch, parts, *, is_masked: bool, capture: bool):
+    def _run_forward(self, _target, _batch, parts, *, is_masked, capture: bool, ids: None):
         assert is_masked
+        assert ids is None
         logits = [100 * part.index + row for part in parts for row in part.logits_rows]
         hidden = [100 * part.index + row for part in parts for row in range(part.layout.num_rows)]
         self.num_rows.append(len(hidden))

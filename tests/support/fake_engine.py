@@ -309,11 +309,12 @@ def engine_for(
         drafter=Drafter(draft, controller.blocks, config.draft_tokens),
         draft_guard=DraftGuard(1),
         eagle=None,
-        judge=None,
+        judge=parts.judge,
         verifier=Verifier(target, parts.judge, is_masked=is_masked),
         committer=SimpleNamespace(
             begin=lambda req, first_id: req.parse_state.output_ids.append(first_id),
             ask=lambda _: None,
+            candidates_pay=lambda *_: True,
             poll=lambda _: None,
             take_proposals=lambda reqs, chains: [*map(take_chain, reqs, chains)],
         ),
@@ -379,5 +380,5 @@ def in_blocks(
     engine = engine_for(batch, config=config, block_size=SIZE, has_head=has_head, **settings)
     (plan,) = (plan for plan in engine.controller.blocks.costs if plan.masks.value == masks)
     engine.controller.blocks.choose = lambda *_: plan
-    engine.schedule.all_draft = lambda *_: True
+    engine.schedule.all_take = lambda *_: True
     return batch, engine

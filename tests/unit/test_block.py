@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks, block_kinds
-from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block, propose
+from sglang_parse.core.block_accept import (
+    ChainState,
+    accept_blocks,
+    accepted_block,
+    chain_ids,
+    propose,
+)
 from sglang_parse.core.doubt import UNITS, level_of
 from sglang_parse.core.layout import RequestLayout
+from sglang_parse.core.phases import RequestPolicy
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.simulation import BLOCK_ENV_VAR
 from support.reference import dense_mask
 
@@ -414,3 +422,38 @@ def test_a_models_greedy_text(model, kind: BlockKind):
 
     text, _ = write(kind, choose, [5, 6, 7], 10)
     assert text == one_by_one(next_token, [5, 6, 7], len(text) - 3)
+
+
+# -- tokens in flight -----------------------------------------------------------
+
+
+@given(
+    size=st.sampled_from([2, 4, 8]),
+    drafts=st.lists(
+        st.tuples(
+            st.integers(1, 24),  # what there is room for
+            st.lists(st.tuples(st.integers(1, 8), st.integers(0, 7)), min_size=3, max_size=3),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_the_tokens_of_blocks_lie_on_the_device_as_the_host_will_have_them(size: int, drafts: list):
+    """Of each request a draft up to its budget, or as far as three blocks go, and candidates."""
+    drawn, records, expected = iter(range(1, 10_000)), [], []
+    for room, blocks in drafts:
+        state, own = RequestState(RequestPolicy(0.5)), []
+        state.verify_ahead(99)
+        state.launch_draft(3 * size)
+        for num_new, num_proposed in blocks:
+            counts = min(num_new, size), min(num_proposed, size - 1)
+            own.append([*counts, *(next(drawn) for _ in range(3 * size - 1))])
+            accepted, levels, candidates = accepted_block(own[-1])
+            levels = [0] * len(levels)
+            state.add_draft(accepted, room, num_launched=size, levels=levels, candidates=candidates)
+        records.append(own)
+        expected.append(state.draft.compared_ids)
+        assert (state.num_draft_inflight, state.draft.num_ahead) == (0, 0)
+    found = chain_ids(torch.tensor(records), torch.tensor([room for room, _ in drafts])).tolist()
+    for ids, wanted in zip(found, expected, strict=True):
+        assert ids[: len(wanted)] == wanted

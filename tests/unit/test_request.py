@@ -165,3 +165,24 @@ def test_a_retraction_takes_back_a_run_that_was_never_sent():
     assert (state.output_ids, state.committed) == ([5, 6, 6, 7], 16)
     assert state.notes.telemetry.stats.accepted_tokens == 2
     assert state.notes.telemetry.trace == [{"output_start": 1}]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "candidates", "left"),
+    [
+        ([5, 6], [7, 8, 9], (7, 8, 9)),
+        ([5, 6, 7], [8, 9, 10], (7, 8, 9)),  # what it has no room for comes first; K - 1 at most
+        ([5, 6, 7], [], (7,)),
+        ([5, 0], [8, 9, 10], ()),
+        ([5, 6], None, ()),
+    ],
+    ids=["at its end", "past it", "without proposals", "a stop token", "no block"],
+)
+def test_a_complete_draft_has_candidates_behind_it(tokens: list, candidates: list, left: tuple):
+    one = RequestState(RequestPolicy(threshold=0.5, stop_ids=frozenset({0})))
+    one.add_draft(tokens, 2, num_launched=4, levels=[0] * len(tokens), candidates=candidates)
+    assert one.phase is Phase.VERIFYING
+    assert (one.draft.token_ids, one.draft.candidates) == (tokens[:2], left)
+    # A later block of the same draft is dropped.
+    one.add_draft([1], 2, num_launched=4, levels=[0], candidates=[2, 3, 4])
+    assert one.draft.candidates == left

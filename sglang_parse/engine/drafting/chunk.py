@@ -35,10 +35,10 @@ from sglang_parse.core.doubt import are_in_doubt
 from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.core.simulation import place_of
-from sglang_parse.device import HostCopy
+from sglang_parse.device import HostCopy, on_device
 from sglang_parse.engine.drafting.draft_model import DraftModel
 from sglang_parse.engine.logits.rows import LogitsRows
-from sglang_parse.engine.requests import draft_budget, is_adjusted, is_gone
+from sglang_parse.engine.requests import draft_budget, is_adjusted, is_gone, tokens_left
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
 
@@ -187,6 +187,44 @@ class DraftChunk(ABC):
         )
         return go_on and not self._are_in_doubt()
 
+    def ends(self, reqs: Sequence[Req], *, is_sure: bool) -> bool:
+        """Whether the drafts of all of ``reqs`` end with this chunk, as far as is known before;
+        waits for all but its last forwards.
+
+        Args:
+            is_sure: each of these adds one token, as it does at least, not what is expected.
+        """
+        members = {id(req) for req in self._reqs(self.indices)}
+        if not self._runs_ahead or any(id(req) not in members for req in reqs):
+            return False
+        self.wait(leave=1)
+        num_more = self._num_in_flight * (1.0 if is_sure else self._tokens_per_forward)
+        for req in reqs:
+            state = req.parse_state
+            is_over = state.phase is Phase.VERIFYING and not state.fault
+            is_last = is_drafting(req) and state.num_drafted + num_more >= self._budget(req)
+            if is_gone(req) or not (is_over or is_last):
+                return False
+        return True
+
+    def num_ahead(self, req: Req, num_candidates: int) -> int:
+        """Tokens of the request in a pass that is launched before this chunk's end is known;
+        ``num_candidates``: of them behind a draft of full length."""
+        size, num_drafted = self.kind.size, req.parse_state.num_drafted
+        longest = num_drafted + self._num_in_flight * size + size - 1
+        return min(longest, self._budget(req) + num_candidates, tokens_left(req))
+
+    def ids_in_flight(self, reqs: Sequence[Req]) -> torch.Tensor:
+        """int64 [len(reqs), width] the tokens in flight of some of its requests, on the device, and
+        what may follow, behind those that the host has."""
+        steps = torch.cat([copy.tensor for _, copy in self._in_flight], 1)
+        return self._ids(steps[on_device(self.places(reqs), steps.device)], reqs)
+
+    @property
+    def _num_in_flight(self) -> int:
+        """Forwards whose tokens the host does not have."""
+        return sum(copy.tensor.shape[1] for _, copy in self._in_flight)
+
     def places(self, reqs: Sequence[Req]) -> list[int]:
         """[len(reqs)] index of each request among ``indices``."""
         places = {id(req): place for place, req in enumerate(self._reqs(self.indices))}
@@ -206,6 +244,10 @@ class DraftChunk(ABC):
     @abstractmethod
     def _receive(self, req: Req, values: Sequence[Any], budget: int) -> None:
         """Adds what arrived of one request to its draft."""
+
+    @abstractmethod
+    def _ids(self, steps: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
+        """``ids_in_flight`` of what was sent of some requests, [len(reqs), forwards, ...]."""
 
     def _num_possible(self, req: Req, num_forwards: int) -> int:
         """Those of ``num_forwards`` that its KV slots hold, whatever each of them adds."""

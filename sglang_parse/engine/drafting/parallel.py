@@ -28,11 +28,11 @@ from sglang_parse.core.block_accept import (
     ChainState,
     accept_blocks,
     accepted_block,
+    chain_ids,
     propose,
 )
 from sglang_parse.core.layout import VerifyLayout
 from sglang_parse.core.mask import flat_mask_at, qlen_only_mask
-from sglang_parse.core.phases import Phase
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows, spans_within
@@ -99,6 +99,10 @@ class ParallelChunk(DraftChunk):
         assert self._state is not None
         return self._state.pick(on_device(self.places(reqs), self.batch.device))
 
+    def _ids(self, steps: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
+        rooms = [max(1, self._budget(req) - req.parse_state.num_drafted) for req in reqs]
+        return chain_ids(steps, on_device(rooms, steps.device))
+
     def _receive(self, req: Req, values: Sequence[Sequence[int]], budget: int) -> None:
         state: RequestState = req.parse_state
         for record in values:
@@ -111,7 +115,7 @@ class ParallelChunk(DraftChunk):
                 levels=self._levels(req, levels),
                 candidates=candidates,
             )
-            if count and state.phase is Phase.DRAFTING:
+            if count and not state.is_over(budget):
                 self._num_used += 1
                 self._num_brought += state.num_drafted - count
 

@@ -63,6 +63,10 @@ class TokenChunk(DraftChunk):
         last, places = self._last.clamp(min=0), self.places(reqs)
         return last if places == [*range(len(last))] else last[on_device(places, last.device)]
 
+    def _ids(self, steps: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
+        del reqs
+        return steps[..., 0].clamp(min=0)
+
     def _receive(self, req: Req, values: Sequence[Sequence[int]], budget: int) -> None:
         sound = [*takewhile(lambda value: value[0] != NO_TOKEN, values)]
         tokens, surprisals = zip(*sound, strict=True) if sound else ((), ())

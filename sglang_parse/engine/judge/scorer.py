@@ -19,7 +19,6 @@ from sglang_parse.core.judge import (
     pooled_scores,
     sigmoid,
 )
-from sglang_parse.device import on_device
 from sglang_parse.engine.logits.rows import pieces
 
 MIN_LOGPROB = -1e4
@@ -126,21 +125,21 @@ class Scorer:
 
 
 def next_likelihoods(
-    logits: torch.Tensor, rows: torch.Tensor | None, next_ids: Sequence[int]
+    logits: torch.Tensor, rows: torch.Tensor | None, next_ids: torch.Tensor
 ) -> torch.Tensor:
     """fp32 [len(next_ids), 2] log-probability of the token that follows, and entropy in nats.
 
     Args:
         logits: [n, vocab], not changed.
         rows: int64 indices into ``logits``; None for all of them.
-        next_ids: the tokens that follow.
+        next_ids: int64 the tokens that follow.
     """
-    ids, num_rows = on_device(next_ids, logits.device), len(next_ids)
+    num_rows = len(next_ids)
     found = torch.empty(num_rows, 2, dtype=torch.float32, device=logits.device)
     for piece in pieces(num_rows, logits.shape[1]):
         some = logits[piece] if rows is None else logits[rows[piece]]
         logprobs = some.float().log_softmax(dim=-1)
-        found[piece, 0] = logprobs.gather(1, ids[piece, None])[:, 0]
+        found[piece, 0] = logprobs.gather(1, next_ids[piece, None])[:, 0]
         found[piece, 1] = torch.special.entr(logprobs.exp()).sum(dim=-1)
     # NaN where a request's parameters leave one infinite logit, or none that is finite.
     return found.nan_to_num_(nan=MIN_LOGPROB).clamp_(min=MIN_LOGPROB)

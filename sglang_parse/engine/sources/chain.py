@@ -80,6 +80,10 @@ class SourceChain:
                 req.parse_state.extend_draft(tail, source.name, is_exact=source.is_exact)
                 return
 
+    def candidates_pay(self, req: Req, count: int) -> bool:
+        """See ``Source.candidates_pay``, of the request's draft."""
+        return self._by_name[req.parse_state.draft.source].candidates_pay(req, count)
+
     def _extending(self, req: Req) -> Sequence[Source]:
         """Those that may extend the request's draft, in order. All of a draft is verified alike."""
         draft, own = req.parse_state.draft, self._by_name.get(req.parse_state.draft.source)

@@ -1,4 +1,9 @@
-"""The draft model as a source of drafts."""
+"""The draft model as a source of drafts.
+
+Where its draft ends, the last block has proposed what may follow (``core.block``). The draft model
+has not confirmed these candidates, so no verdict is about them: the draft's pass compares them with
+the target's choices, which is exact under every judge.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.round import Round
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.source import Source
+from sglang_parse.engine.sources.text import tail_cost
 
 
 class DraftModelSource(Source):
@@ -16,7 +22,8 @@ class DraftModelSource(Source):
     takes_tails = True
 
     def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+        self._controller, self._num_rounds = controller, 0
+        self._gain: float | None = None  # mean output candidates of a draft that has some
 
     def start(self, req: Req) -> str:
         state, controller = req.parse_state, self._controller
@@ -27,6 +34,17 @@ class DraftModelSource(Source):
         state.start_draft(plan)
         return ""
 
+    def candidates_pay(self, req: Req, count: int) -> bool:
+        """As far as known; now and then they are tried again."""
+        is_tried = self._num_rounds % self._controller.config.retry_every == 0
+        cost = tail_cost(self._controller, req.parse_state, count)
+        return is_tried or self._gain is None or self._gain >= cost
+
     def observe(self, req: Req, one: Round) -> None:
-        state = req.parse_state
+        state, config = req.parse_state, self._controller.config
         self._controller.observe_round(state.draft_key, one, state.num_failed)
+        self._num_rounds += 1
+        if one.draft.candidates:
+            num = one.num_candidates_output
+            before = num if self._gain is None else self._gain
+            self._gain = before + config.mean_weight * (num - before)

@@ -109,6 +109,11 @@ class Source(ABC):
     def observe(self, req: Req, one: Round) -> None:  # noqa: B027
         """Learns how the request's draft, which is of this source, was verified."""
 
+    def candidates_pay(self, req: Req, count: int) -> bool:
+        """Whether so many candidates behind its draft are worth their rows of the verify pass."""
+        del req, count
+        return False
+
     # -- tails of others' drafts --------------------------------------------------
 
     def room(self, req: Req) -> int:

@@ -15,6 +15,7 @@ from sglang_parse.core.copies import MATCHES, CopyStats
 from sglang_parse.core.loss import Budget
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
+from sglang_parse.core.request import RequestState
 from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.round import Round
 from sglang_parse.core.segment import Segmenter
@@ -139,7 +140,7 @@ class TextSource(Source):
         rest = [*takewhile(lambda token: token not in state.policy.stop_ids, rest)]
         ends = self._segments.ends(rest) if self._segments and draft.judge else ()
         chance = self._kept.chance(match.match_len or MATCHES[-1])  # else its rows are for nothing
-        cost, num_output = partial(self._tail_cost, req), len(state.output_ids)
+        cost, num_output = partial(tail_cost, self._controller, state), len(state.output_ids)
         length = text.length.choose(
             match.match_len, len(rest), num_output, lambda n: cost(n) / chance, ends
         )
@@ -214,16 +215,17 @@ class TextSource(Source):
         rows = 1 + num_tokens + questions
         return self._controller.extra_cost(rows, always=always)
 
-    def _tail_cost(self, req: Req, num_tokens: int) -> float:
-        """Of so many rows more in a pass that verifies the running requests' drafts."""
-        state, controller = req.parse_state, self._controller
-        rows = controller.num_running * (1 + state.num_drafted)
-        more_ms = controller.ms(Stage.VERIFY, rows + num_tokens) - controller.ms(Stage.VERIFY, rows)
-        return 0.0 if state.policy.always_drafts else controller.tokens_in(more_ms)
-
     def _rival(self, req: Req) -> float:
         """See ``TextLength.choose``: of the draft model, if this request's drafts were of use."""
         state, controller = req.parse_state, self._controller
         if state.policy.always_drafts or controller.rests(state.draft_key, state.num_failed):
             return 1.0
         return controller.drafted_tokens(state.draft_key)
+
+
+def tail_cost(controller: Controller, state: RequestState, num_tokens: int) -> float:
+    """Of so many rows more behind a request's draft, in a pass that verifies those of all running
+    requests, in tokens that these decode in that time."""
+    rows = controller.num_running * (1 + state.num_drafted)
+    more_ms = controller.ms(Stage.VERIFY, rows + num_tokens) - controller.ms(Stage.VERIFY, rows)
+    return 0.0 if state.policy.always_drafts else controller.tokens_in(more_ms)

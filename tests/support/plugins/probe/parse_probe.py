@@ -92,6 +92,11 @@ def register() -> None:
         ),
         (f"{drafting}.parallel.ParallelChunk.state_of", probe.count_async_chunk, HookType.BEFORE),
         (
+            f"{drafting}.chunk.DraftChunk.ids_in_flight",
+            probe.count_async_pass,
+            HookType.BEFORE,
+        ),
+        (
             "sglang.srt.model_executor.model_runner.ModelRunner.forward",
             probe.forward,
             HookType.AROUND,
@@ -144,6 +149,7 @@ class Probe:
         """Forwards seen at the place of each fault, by the fault's id."""
         self.num_launched = self.num_processed = 0
         self.num_late = self.num_async_decodes = self.num_async_chunks = self.num_dropped = 0
+        self.num_async_passes = 0
         self.custom_masks: Counter[str] = Counter()
         self.forwards: Counter[str] = Counter()
         """By place, and whether a CUDA graph was replayed: "draft-chunk graph"."""
@@ -176,6 +182,9 @@ class Probe:
     def count_async_chunk(self, *_: Any) -> None:
         self.num_async_chunks += 1
 
+    def count_async_pass(self, *_: Any) -> None:
+        self.num_async_passes += 1
+
     def count_dropped(self, one: Any, *_: Any) -> Any:
         self.num_dropped += not one.tokens
         return one
@@ -190,6 +199,7 @@ class Probe:
                 "processed_late": self.num_late,  # when the next one had been launched
                 "async_decodes": self.num_async_decodes,  # launched before the last token came
                 "async_chunks": self.num_async_chunks,
+                "async_passes": self.num_async_passes,  # launched before their drafts' last tokens
                 "dropped": self.num_dropped,  # decode steps in flight when a draft started
             },
             "forwards": dict(self.forwards),
