@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.utils.common import async_d2h, async_h2d
 
-Numbers = Sequence[float] | Sequence[bool]
+Numbers = Sequence[float] | Sequence[bool] | np.ndarray
 
 
 def on_device(

@@ -7,15 +7,16 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def attend_part(
     q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     k_cache, k_slot, k_cache_head, v_cache, v_slot, v_cache_head,
     qo_indptr, kv_indptr, kv_indices, mask, tiles, partial, lse, scale, k_scale, v_scale, width,
-    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, IS_FP8: tl.constexpr,
+    splits, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, IS_FP8: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """One part for a block of a KV head's rows x query heads; the last part is the new rows."""
+    """One part for a block of a KV head's rows x query heads. The first is the new rows; the last
+    ones have nothing to do where the context is short: ``splits`` parts for each LONG tokens."""
     kv_head, part, num_parts = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     if tiles is None:
         num_blocks = tl.cdiv(width * GROUP, ROWS)
@@ -34,9 +35,10 @@ def attend_part(
 
     start = tl.load(kv_indptr + request)
     context = tl.load(kv_indptr + request + 1) - start
-    is_context = part < num_parts - 1
-    share = tl.cdiv(tl.cdiv(context, TILE), num_parts - 1) * TILE
-    first = tl.where(is_context, part * share, 0)
+    is_context = part > 0
+    splits = tl.minimum(splits * (1 + context // LONG), num_parts - 1)
+    share = tl.cdiv(tl.cdiv(context, TILE), splits) * TILE
+    first = tl.where(is_context, (part - 1) * share, 0)
     # No row sees those behind it, whatever the mask.
     last_row = tl.minimum((block * ROWS + ROWS - 1) // GROUP, num_rows - 1)
     last = tl.where(is_context, tl.minimum(first + share, context), last_row + 1)
@@ -113,22 +115,47 @@ def _walk(
 @triton.jit
 def combine(
     partial, lse, out, out_row, out_head, num_items, num_heads,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, ITEMS: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, SHORT: tl.constexpr,
+    ITEMS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of ITEMS rows' query heads, weighted by what each adds to the softmax."""
+    """The parts of ITEMS rows' query heads, weighted by what each adds to the softmax; SHORT are
+    those of the new rows and of a short context, and are read at once."""
     item, d = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS), tl.arange(0, BLOCK_D)
     is_item, is_d = item < num_items, d < DIM
-    peak = tl.full([ITEMS], float("-inf"), tl.float32)
-    for part in tl.static_range(PARTS):
-        peak = tl.maximum(peak, tl.load(lse + item * PARTS + part, mask=is_item, other=0.0))
     acc = tl.zeros([ITEMS, BLOCK_D], tl.float32)
     total = tl.zeros([ITEMS], tl.float32)
-    for part in tl.static_range(PARTS):
-        place = item * PARTS + part
-        weight = tl.exp2(tl.load(lse + place, mask=is_item, other=0.0) - peak)
+    peak = tl.full([ITEMS], float("-inf"), tl.float32)
+    acc, total, peak = _add(
+        acc, total, peak, partial, lse, item, is_item, d, is_d, 0, DIM, PARTS, SHORT
+    )
+    if SHORT < PARTS:
+        following = tl.load(lse + item * PARTS + SHORT, mask=is_item, other=float("-inf"))
+        if tl.max(following, 0) > float("-inf"):  # parts without tokens are the last ones
+            for first in range(SHORT, PARTS, SHORT):
+                acc, total, peak = _add(
+                    acc, total, peak, partial, lse, item, is_item, d, is_d, first, DIM, PARTS, SHORT
+                )
+    out += (item // num_heads)[:, None] * out_row + (item % num_heads)[:, None] * out_head
+    tl.store(out + d[None, :], acc / total[:, None], mask=is_item[:, None] & is_d[None, :])
+
+
+@triton.jit
+def _add(
+    acc, total, peak, partial, lse, item, is_item, d, is_d, first,
+    DIM: tl.constexpr, PARTS: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """A running softmax with COUNT parts more, from ``first`` on."""
+    before = peak
+    for part in tl.static_range(COUNT):
+        place, is_part = item * PARTS + first + part, is_item & (first + part < PARTS)
+        peak = tl.maximum(peak, tl.load(lse + place, mask=is_part, other=float("-inf")))
+    decay = tl.exp2(before - peak)
+    acc, total = acc * decay[:, None], total * decay
+    for part in tl.static_range(COUNT):
+        place, is_part = item * PARTS + first + part, is_item & (first + part < PARTS)
+        weight = tl.exp2(tl.load(lse + place, mask=is_part, other=float("-inf")) - peak)
         # A part without tokens has written nothing but its weight, 0.
         is_read = (weight > 0)[:, None] & is_d[None, :]
         values = tl.load(partial + place[:, None] * DIM + d[None, :], mask=is_read, other=0.0)
         acc, total = acc + weight[:, None] * values, total + weight
-    out += (item // num_heads)[:, None] * out_row + (item % num_heads)[:, None] * out_head
-    tl.store(out + d[None, :], acc / total[:, None], mask=is_item[:, None] & is_d[None, :])
+    return acc, total, peak

@@ -30,6 +30,9 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 PROGRAMS_PER_SM, MAX_SPLITS = 1, 16
 """A context has as many parts as make so many programs, but no more than so many. All of these were
 the best of 23 settings on an H200: 3.6 times as fast as SGLang's kernel over 60 shapes."""
+LONG, LONG_PROGRAMS_PER_SM, MAX_LONG_SPLITS = 8192, 2, 64
+"""A context of so many tokens has twice as many parts, of twice as many three times, and so on, up
+to these: an SM holds two programs at head_dim 128. Not measured."""
 _COMBINED = 4
 """Outputs of query heads per program that combines parts: 16 of each are on their way at once."""
 _PLAIN = dict.fromkeys(("sinks", "window_kv_offsets", "score_mod", "aux_tensors")) | {
@@ -78,6 +81,7 @@ class SplitKV:
         stock: SGLang's ``extend_attention_fwd``.
         width: rows of a request.
         max_reqs: requests of the largest call.
+        max_context: tokens of the longest context.
         heads: query heads, KV heads and head_dim of a layer.
         device: where the buffers are, which all layers share.
         max_rows: of the largest call, where requests have different rows; 0 where all have
@@ -89,17 +93,18 @@ class SplitKV:
         stock: Callable[..., None],
         width: int,
         max_reqs: int,
+        max_context: int,
         heads: tuple[int, int, int],
         device: Any,
         max_rows: int = 0,
     ) -> None:
         num_heads, self._num_kv_heads, dim = heads
         self._stock, self._group = stock, num_heads // self._num_kv_heads
-        self._is_ragged = max_rows > 0
+        self._is_ragged, self._is_long = max_rows > 0, max_context >= LONG
         self._num_sms, self._shared_memory = device_limits()
         self._tiles: torch.Tensor | None = None
         rows = range(1, max_rows + 1) if max_rows else range(width, max_reqs * width + 1, width)
-        items = max(n * self._num_parts(n, 0 if max_rows else width) for n in rows) * num_heads
+        items = max(n * self._num_parts(n, 0 if max_rows else width)[0] for n in rows) * num_heads
         self._lse = torch.empty(items, dtype=torch.float32, device=device)
         self._partial = self._lse.new_empty(items * dim)
 
@@ -137,7 +142,7 @@ class SplitKV:
         # Two loops with 8-bit KV, one over it and one over the new rows.
         itemsize = call.q.element_size() + (call.k_cache.dtype in FP8)
         stages = tiles_that_fit(call.q.shape[2], itemsize, self._shared_memory)
-        num_parts = self._num_parts(len(call.q), 0 if self._is_ragged else call.width)
+        num_parts, splits = self._num_parts(len(call.q), 0 if self._is_ragged else call.width)
         if stages is None or not self._is_ours(call, options, num_parts):
             if call.mask is not None:
                 raise NotImplementedError("attention with a mask beyond scale and full KV")
@@ -147,11 +152,16 @@ class SplitKV:
         rows = _block_of(packed)
         num_reqs, tiles = len(call.qo_indptr) - 1, self._tiles
         num_tiles = num_reqs * triton.cdiv(packed, rows) if tiles is None else tiles.shape[1]
-        self._attend(call, rows, (num_tiles, self._num_kv_heads, num_parts), stages)
-        self._combine(call, num_parts)
+        self._attend(call, rows, (num_tiles, self._num_kv_heads, num_parts), splits, stages)
+        self._combine(call, num_parts, splits)
 
     def _attend(
-        self, call: _Call, rows: int, grid: tuple[int, int, int], stages: tuple[int, int]
+        self,
+        call: _Call,
+        rows: int,
+        grid: tuple[int, int, int],
+        splits: int,
+        stages: tuple[int, int],
     ) -> None:
         """Attends to each part of the KV by itself."""
         dim, (tile, num_stages) = call.q.shape[2], stages
@@ -169,17 +179,19 @@ class SplitKV:
             call.k_scale,
             call.v_scale,
             call.width,
+            splits,
             self._group,
             dim,
             triton.next_power_of_2(dim),
             rows,
             tile,
             call.k_cache.dtype != call.q.dtype,
+            LONG,
             num_warps=WARPS,
             num_stages=num_stages,
         )
 
-    def _combine(self, call: _Call, num_parts: int) -> None:
+    def _combine(self, call: _Call, num_parts: int, splits: int) -> None:
         num_tokens, num_heads, dim = call.q.shape
         num_items = num_tokens * num_heads
         combine[(triton.cdiv(num_items, _COMBINED),)](
@@ -193,6 +205,7 @@ class SplitKV:
             dim,
             triton.next_power_of_2(dim),
             num_parts,
+            1 + splits,
             _COMBINED,
         )
 
@@ -215,8 +228,8 @@ class SplitKV:
             and num_items * q.shape[2] <= len(self._partial)
         )
 
-    def _num_parts(self, num_rows: int, width: int) -> int:
-        """Parts of a context, and one for the new rows.
+    def _num_parts(self, num_rows: int, width: int) -> tuple[int, int]:
+        """Parts of the longest context, and one for the new rows; and parts of a short context.
 
         Args:
             num_rows: of all requests; where they differ (``width`` 0), a graph has at least half
@@ -225,8 +238,13 @@ class SplitKV:
         packed = (width or num_rows) * self._group
         blocks = triton.cdiv(packed, _block_of(packed)) * (num_rows // width if width else 1)
         num_programs = self._num_kv_heads * (blocks if width else max(1, blocks // 2))
-        wanted = triton.cdiv(PROGRAMS_PER_SM * self._num_sms, num_programs)
-        return 1 + min(wanted, MAX_SPLITS)
+
+        def splits(programs_per_sm: int, most: int) -> int:
+            return min(triton.cdiv(programs_per_sm * self._num_sms, num_programs), most)
+
+        short = splits(PROGRAMS_PER_SM, MAX_SPLITS)
+        longest = splits(LONG_PROGRAMS_PER_SM, MAX_LONG_SPLITS) if self._is_long else short
+        return 1 + longest, short
 
 
 def device_limits() -> tuple[int, int]:

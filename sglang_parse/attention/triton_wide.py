@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
@@ -15,6 +16,8 @@ from sglang_parse.attention.split_kv import ENV_VAR, SplitKV, device_limits, til
 from sglang_parse.core.layout import RequestLayout
 from sglang_parse.core.mask import entries_of_rows, qlen_only_mask
 
+PACKED = 4096
+"""Slots of a request that one program packs into ``kv_indices``."""
 _PREFIXES = ("qo_indptr", "kv_indptr", "mask_indptr", "window_kv_indptr")
 
 
@@ -76,7 +79,7 @@ class WideTritonBackend(TritonAttnBackend):
             self._mask = torch.zeros(num_entries, dtype=torch.uint8, device=self.device)
         if self._can_split:
             heads = self.num_head, self.num_kv_head, self.v_head_dim
-            sizes = self._width, max_reqs, heads, self.device
+            sizes = self._width, max_reqs, self.max_context_len, heads, self.device
             most = max_num_tokens if lens is not None else 0
             self._split = SplitKV(self.extend_attention_fwd, *sizes, max_rows=most)
             self.extend_attention_fwd = torch.compiler.disable(self._split.extend_attention_fwd)
@@ -107,6 +110,28 @@ class WideTritonBackend(TritonAttnBackend):
         if self._mask is not None and self._tail is not None and not self.splits:
             # The kernel does not read the context's part of the mask.
             self._mask[entries_of_rows(starts, self._width)] = self._tail
+
+    def _fill_kv_indptr_and_indices(
+        self,
+        plan: Any,
+        bs: int,
+        seq_lens: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_indptr: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As SGLang's, which walks through a request's context in one program, in every replay."""
+        kv_indptr = self.kv_indptr[: bs + 1] if kv_indptr is None else kv_indptr
+        kv_indptr[1:] = seq_lens.cumsum(0)
+        self.kv_index_translator.pack_read_stream(
+            plan,
+            req_pool_indices=req_pool_indices,
+            seq_lens=seq_lens[:bs],
+            indptr=kv_indptr,
+            out=kv_indices,
+            num_token_blocks=triton.cdiv(self.max_context_len, PACKED),
+        )
+        return kv_indptr
 
     def forward_extend(
         self,

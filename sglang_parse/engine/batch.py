@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.runtime_context import get_schedule
 
@@ -81,12 +83,9 @@ def _spans_within(sizes: Sequence[Sequence[int]], limits: Sequence[int]) -> list
     return [slice(*span) for span in pairwise([*starts, len(sizes)])] if sizes else []
 
 
-def slots_of(
-    batch: ScheduleBatch, reqs: Sequence[Req], spans: Iterable[tuple[int, int]]
-) -> torch.Tensor:
-    """int64 [sum of lengths] KV slots of a span [start, end) of each request's row."""
-    table = batch.req_to_token_pool.req_to_token
-    parts = [
-        table[req.kv.req_pool_idx, start:end] for req, (start, end) in zip(reqs, spans, strict=True)
-    ]
-    return torch.cat(parts).to(torch.int64)
+def slots_of(pool: Any, reqs: Sequence[Req], spans: Iterable[tuple[int, int]]) -> torch.Tensor:
+    """int64 [sum of lengths] KV slots of a span [start, end) of each request's row of ``pool``, a
+    ``ReqToTokenPool``: one look-up, however many requests there are."""
+    table, rows = pool.req_to_token, zip(reqs, spans, strict=True)
+    places = [np.arange(*span) + req.kv.req_pool_idx * table.shape[1] for req, span in rows]
+    return table.take(on_device(np.concatenate(places), table.device)).to(torch.int64)

@@ -181,7 +181,8 @@ class EagleDecoder(EagleHead):
         ids = [token for some in tokens for token in (*some, *[0] * (num_rows - len(some)))]
         last_rows = [i * num_rows + length - 1 for i, length in enumerate(lens)]
         view = select_requests(batch, [*rows], starts, None)
-        view.out_cache_loc = slots_of(batch, reqs, [(at, at + num_rows) for at in starts])
+        spans = [(at, at + num_rows) for at in starts]
+        view.out_cache_loc = slots_of(batch.req_to_token_pool, reqs, spans)
         view.spec_algorithm = self.algorithm
         num_kept = on_device(lens, batch.device, torch.int32)
         hidden = self._columns_of(torch.cat([*rows.values()]))
@@ -211,7 +212,8 @@ class EagleDecoder(EagleHead):
         tokens = [req.parse_state.output_ids[-n - 1 :] for req, n in zip(reqs, lens, strict=True)]
         ids = [token for some in tokens for token in some[:-1]]
         view = select_requests(batch, [*rows], ends, ids)
-        view.out_cache_loc = slots_of(batch, reqs, zip(starts, ends, strict=True))
+        spans = zip(starts, ends, strict=True)
+        view.out_cache_loc = slots_of(batch.req_to_token_pool, reqs, spans)
         view.spec_algorithm = self.algorithm
         view.forward_mode = ForwardMode.EXTEND
         view.prefix_lens, view.extend_lens = starts, lens

@@ -265,6 +265,7 @@ def _rows_view(
     ids = [token for part in parts for token in part.token_ids]
     view = select_requests(batch, indices, seq_lens, ids)
     spans = [(one.prefix_len, one.kv_len) for one in layout.requests]
-    view.out_cache_loc = slots_of(batch, [batch.reqs[part.index] for part in parts], spans)
+    reqs = [batch.reqs[part.index] for part in parts]
+    view.out_cache_loc = slots_of(batch.req_to_token_pool, reqs, spans)
     view.multimodal_inputs = [None] * len(sequences)  # no row is of an image
     return view

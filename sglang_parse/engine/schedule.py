@@ -32,6 +32,7 @@ from sglang_parse.core.phases import Action, Phase
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.request import RequestState
 from sglang_parse.device import on_device
+from sglang_parse.engine.batch import slots_of
 from sglang_parse.engine.requests import draft_budget, has_ended, indices_by_action, takes_proposal
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
@@ -106,9 +107,9 @@ class Schedule:
         self.invalidate()
         # After planning: SGLang has checked this plan, and one with more slots may not fit.
         batch.maybe_evict_swa()
-        for req, grant in zip(batch.reqs, plan.grants, strict=True):
+        for req in batch.reqs:
             req.decode_batch_idx += 1
-            _take(batch, req, grant)
+        _take(batch, plan.grants)
         _allocate(batch, plan.grants)
         return plan.draft_chunk
 
@@ -202,12 +203,16 @@ def _is_plain(req: Req) -> bool:
     return state is not None and state.phase is Phase.PLAIN
 
 
-def _take(batch: ScheduleBatch, req: Req, grant: KvGrant) -> None:
-    state = req.parse_state
-    frees = grant.action is Action.DECODE and (grant.cuts_draft or takes_proposal(req))
-    state.take(grant.action, grant.lookahead_slots or 0, cuts_draft=grant.cuts_draft)
-    if frees:
-        free_slots(batch.tree_cache, req, state.committed_len + 1)
+def _take(batch: ScheduleBatch, grants: Sequence[KvGrant]) -> None:
+    """The requests take their actions; those that give up a draft free its slots."""
+    freed = []
+    for req, grant in zip(batch.reqs, grants, strict=True):
+        state, is_step = req.parse_state, grant.action is Action.DECODE
+        frees = is_step and (grant.cuts_draft or takes_proposal(req))
+        state.take(grant.action, grant.lookahead_slots or 0, cuts_draft=grant.cuts_draft)
+        if frees:
+            freed.append((req, state.committed_len + 1))
+    free_slots(batch.tree_cache, freed)
 
 
 def _allocate(batch: ScheduleBatch, grants: Sequence[KvGrant]) -> None:
@@ -231,16 +236,21 @@ def _allocate(batch: ScheduleBatch, grants: Sequence[KvGrant]) -> None:
     )
 
 
-def free_slots(cache: Any, req: Req, length: int) -> None:
-    """Frees the request's slots from ``length`` on: KV of rejected drafts and of questions.
+def free_slots(cache: Any, lengths: Sequence[tuple[Req, int]]) -> None:
+    """Frees requests' slots, each from a length on, in one call: KV of rejected drafts and of
+    questions, ahead of all that windows have freed.
 
     Question KV cannot outlive its pass, because nothing owns its slots. A page whose first slots
     are in use is retained."""
-    allocated = req.kv.kv_allocated_len
-    length = pages_up(length, cache.token_to_kv_pool_allocator.page_size)
-    if length < allocated:
-        cache.free_kv_row(req.kv, [(length, allocated)])
-        req.kv.kv_allocated_len = length
+    allocator, reqs, spans = cache.token_to_kv_pool_allocator, list[Req](), list[tuple[int, int]]()
+    for req, length in lengths:
+        start, end = (pages_up(n, allocator.page_size) for n in (length, req.kv.kv_allocated_len))
+        if start < end:
+            reqs.append(req)
+            spans.append((start, end))
+            req.kv.kv_allocated_len = start
+    if reqs:  # whole pages of several requests are freed as those of one
+        allocator.free_segment(slots_of(cache.req_to_token_pool, reqs, spans), start_pos=0)
 
 
 def free_lookahead(cache: Any, req: Req) -> None:
@@ -249,5 +259,5 @@ def free_lookahead(cache: Any, req: Req) -> None:
     To SGLang all tokens up to ``kv_allocated_len`` have KV then: a streaming session's next turn
     starts behind them.
     """
-    free_slots(cache, req, req.kv.kv_committed_len)
+    free_slots(cache, [(req, req.kv.kv_committed_len)])
     req.kv.kv_allocated_len = min(req.kv.kv_allocated_len, req.kv.kv_committed_len)

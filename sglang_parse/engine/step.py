@@ -151,15 +151,16 @@ class Step:
         return rounds
 
     def _move_on(self, rounds: Sequence[Round]) -> None:
-        """Frees the slots of what was rejected, too: a carry-over keeps its own, and so does a
-        proposal, for the next one."""
+        """Frees what was rejected, too, but not a carry-over's slots or the next proposal's."""
+        freed = []
         for req, one in zip(self.batch.reqs, rounds, strict=True):
             if is_gone(req):
                 continue
             state = req.parse_state
             self.engine.committer.move_on(req, one)
             if one.tokens and state.action is Action.VERIFY:
-                free_slots(self.batch.tree_cache, req, state.committed_len + state.num_drafted)
+                freed.append((req, state.committed_len + state.num_drafted))
+        free_slots(self.batch.tree_cache, freed)
 
     def _output(self, rounds: Sequence[Round]) -> None:
         engine, emitted, now = self.engine, [one.tokens for one in rounds], time.perf_counter()

@@ -104,6 +104,7 @@ def test_backends_of_gpus():
         "fa3 alias with windows right",
         "triton graphs right",
         "triton graphs with windows right",
+        "slots of long contexts right",
     ]
 
 
@@ -119,7 +120,8 @@ def test_split_kv_of_graphs():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("right to") == 10
+    assert done.stdout.count("right to") == 12
+    assert "parts of contexts grow" in done.stdout
     assert "SGLang's kernel does the rest" in done.stdout
 
 
@@ -136,7 +138,7 @@ def test_split_kv_over_a_grid():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("right to") == 10 + 42
+    assert done.stdout.count("right to") == 12 + 42
 
 
 def test_parses_backends_replace_the_stock_ones():

@@ -8,11 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_parse.core.block import NO_TOKEN, BlockKind, Masks
 from sglang_parse.core.block_accept import ChainState, accept_blocks, accepted_block
@@ -20,6 +18,7 @@ from sglang_parse.engine.drafting import block_graphs, block_kernels
 from sglang_parse.engine.drafting.block_graphs import BlockBody
 from sglang_parse.engine.logits.sampling import surprisals_of
 from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS, graph_sizes_of
+from support.launch_counts import Operations
 
 pytestmark = pytest.mark.compat
 
@@ -210,20 +209,6 @@ def test_a_block_is_two_kernels_beside_the_model(
     assert launched == ["_load", "_accept"]
     views = ("aten.slice.", "aten.t.", "aten.permute.", "aten.unbind.", "aten.view.", "aten.trans")
     assert [name for name in found.names if not name.startswith(views)] == ["aten.minimum.default"]
-
-
-class Operations(TorchDispatchMode):
-    """The names of PyTorch's operations in a block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def test_with_many_rows_only_those_that_matter_reach_the_head(table: torch.Tensor):

@@ -18,6 +18,7 @@ from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.phases import Action, Phase, RequestPolicy
 from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.policy.limits import Limits
+from sglang_parse.core.round import Round
 from sglang_parse.engine.overlap import can_launch_before_sync
 from support.fake_engine import (
     BLOCKS,
@@ -26,8 +27,10 @@ from support.fake_engine import (
     PROMPT,
     SIZE,
     VOCAB,
+    WIDTH,
     Runner,
     arrived,
+    batch_of,
     drafting,
     drafting_batch,
     engine_for,
@@ -37,7 +40,7 @@ from support.fake_engine import (
     request,
 )
 from support.fake_gpu import GPU
-from support.launch_counts import Launches
+from support.launch_counts import Launches, Operations
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("gpu")]
 
@@ -381,7 +384,10 @@ def test_windows_are_freed_behind_the_plan(monkeypatch: pytest.MonkeyPatch):
     schedule = object.__new__(module.Schedule)
     monkeypatch.setattr(schedule, "plan_iteration", lambda *_: order.append("plan") or plan, False)
     monkeypatch.setattr(module, "_allocate", lambda *_: order.append("allocate"))
-    batch = SimpleNamespace(reqs=[], maybe_evict_swa=lambda: order.append("evict"))
+    cache = SimpleNamespace(token_to_kv_pool_allocator=None)
+    batch = SimpleNamespace(
+        reqs=[], tree_cache=cache, maybe_evict_swa=lambda: order.append("evict")
+    )
     assert schedule.apply(batch) == 3
     assert order == ["plan", "evict", "allocate"]
 
@@ -474,3 +480,60 @@ def test_a_fill_is_no_larger_than_a_chunk_of_prefill(count: Count, monkeypatch: 
     found = count(until_all_draft)
     assert read == [[0, 12, 8, 0, 0], [0, 0, 0, 10, 10], [0, 0, 0, 0, 10]]
     assert found.forwards == {"EXTEND": 3}
+
+
+def a_pass(*reqs: Any) -> tuple[Any, Any]:
+    """Drafts of six tokens, without questions, whose masks are the requests' own."""
+    for req in reqs:
+        req.parse_state.draft.token_ids = [DRAFTED] * 6
+        req.parse_state.phase, req.parse_state.action = Phase.VERIFYING, Action.VERIFY
+        req.parse_state.ask([], [])
+    batch = batch_of(*reqs)
+    return batch, engine_for(batch, question=None)
+
+
+def a_step(*reqs: Any) -> tuple[Any, Any]:
+    for req in reqs:
+        req.parse_state.phase, req.parse_state.action = Phase.PLAIN, Action.DECODE
+    return (batch := batch_of(*reqs)), engine_for(batch)
+
+
+def counted(found: Operations) -> Counter[str]:
+    return Counter(name for name in found.names if not name.startswith("prim."))  # attributes
+
+
+@pytest.mark.parametrize("kind", [a_pass, a_step, drafting_batch, in_blocks])
+def test_operations_of_a_launch_do_not_grow_with_requests(kind: Callable[..., tuple[Any, Any]]):
+    """Each takes the host some microseconds, one that only makes a view, too."""
+
+    def operations(num_reqs: int) -> Counter[str]:
+        batch, engine = kind(*map(drafting, range(num_reqs)))
+        with Operations() as found:
+            launched(batch, engine)
+        return counted(found)
+
+    assert operations(2) == operations(7)  # graphs of steps pad both to 8
+
+
+def test_operations_behind_a_pass_do_not_grow_with_requests():
+    """What was rejected is freed at once."""
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+
+    def operations(num_reqs: int) -> Counter[str]:
+        batch, engine = a_pass(*map(drafting, range(num_reqs)))
+        pool = TokenToKVPoolAllocator(1000, torch.bfloat16, GPU, None, need_sort=False)
+        batch.tree_cache = SimpleNamespace(
+            token_to_kv_pool_allocator=pool, req_to_token_pool=batch.req_to_token_pool
+        )
+        engine.committer.move_on = lambda *_: None
+        for req in batch.reqs:
+            req.kv.kv_allocated_len = WIDTH
+        free, (step, _) = pool.available_size(), launched(batch, engine)
+        with Operations() as found:
+            step._move_on([Round(bonus=(DRAFTED,))] * num_reqs)
+        assert pool.available_size() == free + num_reqs * (WIDTH - PROMPT - 6)
+        return counted(found)
+
+    found = operations(2)
+    assert found == operations(16)
+    assert found.total() == 6, found

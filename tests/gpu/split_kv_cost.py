@@ -109,6 +109,9 @@ TINY = [
     Shape(4, 2, 64, chain(64), (333, 7, 65, 0, 0), (25, 1, 1, 0, 37)),
     Shape(10, 2, 128, chain(48), (0, 130, 0), (33, 15, 0), kv_dtype=torch.float8_e4m3fn),
     Shape(4, 2, 64, block(4), (70, 333), page=16, kv_dtype=torch.float8_e5m2),
+    # More parts, the longer a context is.
+    Shape(2, 1, 16, block(3), (4 * split_kv.LONG + 5, split_kv.LONG, split_kv.LONG - 1, 70)),
+    Shape(2, 1, 16, chain(16), (2 * split_kv.LONG - 1, 9000, 0), (9, 5, 2)),
 ]
 CHECKED = [
     *TINY,
@@ -221,7 +224,8 @@ def refuse(*_: Any, **__: Any) -> None:
 def split_of(shape: Shape, stock: Callable[..., None] = refuse) -> SplitKV:
     heads = shape.heads, shape.kv_heads, shape.dim
     most = sum(shape.lens)
-    split = SplitKV(stock, shape.width, len(shape.contexts), heads, DEVICE, most)
+    sizes = shape.width, len(shape.contexts), max(shape.contexts)
+    split = SplitKV(stock, *sizes, heads, DEVICE, most)
     if most:
         split.plan(torch.tensor(shape.lens, device=DEVICE), most)
     split._partial.fill_(math.nan)  # of a request that is gone
@@ -312,6 +316,28 @@ def check_what_is_sglangs() -> None:
     with pytest.raises(NotImplementedError):
         leaves({"mask": inputs.tail})
     print("SGLang's kernel does the rest", flush=True)
+
+
+def check_parts() -> None:
+    """A short context has as many parts as where no context is long; a longer one has more."""
+
+    def parts(*contexts: int) -> list[int]:
+        """Of each context: those that have tokens."""
+        shape = Shape(1, 1, 16, chain(2), contexts)
+        split = split_of(shape)
+        Inputs(shape, torch.float32).run(split.extend_attention_fwd)
+        num_parts, _ = split._num_parts(2 * len(contexts), 2)
+        weights = split._lse[: 2 * len(contexts) * num_parts].view(-1, 2, num_parts)[:, 0]
+        return (weights.isfinite().sum(1) - 1).tolist()  # one is the new rows'
+
+    length = split_kv.LONG
+    short, other = parts(length - 1, 5000)
+    assert short == other > 1
+    assert parts(length - 1, length) == [short, 2 * short]
+    assert parts(8 * length, length - 1)[1] == short
+    most = parts(8 * length, length - 1)[0]
+    assert 2 * short <= most <= split_kv.MAX_LONG_SPLITS
+    print(f"parts of contexts grow from {short} to {most}", flush=True)
 
 
 # -- time ---------------------------------------------------------------------
@@ -466,6 +492,7 @@ def main() -> None:
     if DEVICE == "cpu":
         mend_interpreter()
     check_what_is_sglangs()
+    check_parts()
     is_right = check(TINY if options.tiny else CHECKED, dtype)
     for place, kind in enumerate((torch.bfloat16, torch.float16)) if options.grid else ():
         # The interpreter takes minutes: half of them in each dtype.

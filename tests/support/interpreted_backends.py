@@ -21,6 +21,9 @@ import triton
 assert triton.knobs.runtime.interpret, "run with TRITON_INTERPRET=1"
 
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd  # noqa: E402
+from sglang.kernels.ops.attention.kv_indices import (  # noqa: E402
+    create_flashinfer_kv_indices_triton,
+)
 from sglang.srt.layers.attention.flashinfer_backend import (  # noqa: E402
     FlashInferIndicesUpdaterPrefill,
     WrapperDispatch,
@@ -324,6 +327,36 @@ def flash_attention(
     return attend(paged(q, (keys, values), *offsets, torch.cat(pages), ones), window)
 
 
+def packed_slots(max_context: int, contexts: tuple[int, ...]) -> int:
+    """Checks the slots that a graph packs; returns how many programs pack a request's."""
+    table = torch.randperm(len(contexts) * max_context).view(-1, max_context).to(torch.int32)
+    translator = KVIndexTranslator(
+        req_to_token=table,
+        token_to_kv_pool_allocator=None,
+        token_to_kv_pool=None,
+        page_size=1,
+        device="cpu",
+    )
+    backend, num_reqs = object.__new__(WideTritonBackend), len(contexts)
+    vars(backend).update(
+        kv_index_translator=translator,
+        max_context_len=max_context,
+        kv_indptr=torch.zeros(num_reqs + 2, dtype=torch.int32),
+    )
+    lens, pools = torch.tensor(contexts), torch.arange(num_reqs).flip(0)
+    found = torch.full((sum(contexts) + 9,), -1)
+    name = "sglang.srt.mem_cache.kv_index_translator.create_flashinfer_kv_indices_triton"
+    with mock.patch(name, mock.MagicMock()) as kernel:
+        kernel.__getitem__.side_effect = create_flashinfer_kv_indices_triton.__getitem__
+        indptr = backend._fill_kv_indptr_and_indices(None, num_reqs, lens, pools, found)
+    expected = [table[pool, :length] for pool, length in zip(pools, contexts, strict=True)]
+    assert indptr.tolist() == [0, *itertools.accumulate(contexts)]
+    assert torch.equal(found[:-9], torch.cat(expected).to(torch.int64))
+    assert (found[-9:] == -1).all()
+    ((_, num_programs),) = kernel.__getitem__.call_args.args
+    return num_programs
+
+
 PASSES: dict[str, tuple[Callable[[PagedPass], torch.Tensor], tuple[bool, ...]]] = {
     "triton": (triton_pass, (True, False)),
     "flashinfer": (flashinfer_pass, (True, False)),
@@ -371,6 +404,9 @@ def main() -> None:
     vars(given.layer).update(LAYER)
     given.check(graph_pass(given, splits=False))
     print("triton graphs with windows right")
+    assert packed_slots(4096, (4096, 0, 700)) == 1
+    assert packed_slots(40_960, (32_773, 0, 700, 40_960)) == 10
+    print("slots of long contexts right")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 
 @dataclass
 class Launches:
@@ -42,3 +44,17 @@ class Launches:
         """Counts a wait for what was copied after so many forwards."""
         self.waits += 1
         self.drains += num_forwards == self.num_forwards
+
+
+class Operations(TorchDispatchMode):
+    """The names of PyTorch's operations while it lasts, those that only make views included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))

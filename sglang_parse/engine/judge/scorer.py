@@ -19,6 +19,7 @@ from sglang_parse.core.judge import (
     pooled_scores,
     sigmoid,
 )
+from sglang_parse.engine.judge import likelihood_kernel
 from sglang_parse.engine.logits.rows import pieces
 
 MIN_LOGPROB = -1e4
@@ -136,6 +137,9 @@ def next_likelihoods(
     """
     num_rows = len(next_ids)
     found = torch.empty(num_rows, 2, dtype=torch.float32, device=logits.device)
+    if likelihood_kernel.serves(logits):
+        likelihood_kernel.write_likelihoods(found, logits, rows, next_ids, MIN_LOGPROB)
+        return found
     for piece in pieces(num_rows, logits.shape[1]):
         some = logits[piece] if rows is None else logits[rows[piece]]
         logprobs = some.float().log_softmax(dim=-1)
