@@ -73,7 +73,8 @@ def num_weights(model: Any) -> Mapping[str, int]:
     folder = local_folder(model.model_path, model.revision)
     with suppress(OSError, ValueError, NotASafetensorsRepoError):
         if folder is not None:
-            return {**get_local_safetensors_metadata(folder).parameter_count}
+            counts = get_local_safetensors_metadata(folder).parameter_count
+            return {str(dtype): count for dtype, count in counts.items()}
     return {}
 
 

@@ -96,7 +96,8 @@ class GraphMemory:
             return hidden
         ranks, most = self._args.tp_size, num_rows if is_ragged else 0
         heads = model.num_attention_heads // ranks, model.get_num_kv_heads(ranks), model.v_head_dim
-        return hidden + SplitKV(print, width, max_reqs, heads, "meta", most).num_bytes
+        sizes = width, max_reqs, self._target.context_len, heads, "meta"
+        return hidden + SplitKV(print, *sizes, most).num_bytes
 
 
 def _logits_bytes(model: Any, num_rows: int) -> int:

@@ -24,7 +24,10 @@ in_interpreter = pytest.mark.skipif(not IS_INTERPRETED, reason="run by test_in_t
 
 
 def both(
-    monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, rows: torch.Tensor | None, ids: list[int]
+    monkeypatch: pytest.MonkeyPatch,
+    logits: torch.Tensor,
+    rows: torch.Tensor | None,
+    ids: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By the kernel, and by operations."""
     before, by_kernel = logits.clone(), next_likelihoods(logits, rows, ids)
@@ -63,7 +66,7 @@ def test_the_kernel(
     logits = torch.randn(slopes.shape, generator=generator) * 4 + slopes
     logits = logits.to(dtype)[:, :vocab]
     rows = torch.randperm(num_rows + 5, generator=generator)[:num_rows] if selects else None
-    ids = torch.randint(vocab, (num_rows,), generator=generator).tolist()
+    ids = torch.randint(vocab, (num_rows,), generator=generator)
     by_kernel, expected = both(monkeypatch, logits, rows, ids)
     assert by_kernel.dtype == torch.float32
     torch.testing.assert_close(by_kernel, expected, rtol=1e-5, atol=2e-5)
@@ -81,7 +84,7 @@ def test_logits_that_are_no_usual_numbers(monkeypatch: pytest.MonkeyPatch):
     logits[7] = -math.inf
     logits[7, 4] = 3.0
     logits[8] = lowest
-    by_kernel, expected = both(monkeypatch, logits, None, [4] * 9)
+    by_kernel, expected = both(monkeypatch, logits, None, torch.full((9,), 4))
     assert by_kernel.isfinite().all()
     torch.testing.assert_close(by_kernel, expected, rtol=1e-5, atol=2e-5)
     assert by_kernel[[0, 2, 3, 4, 5, 6], 0].tolist() == [MIN_LOGPROB] * 6
