@@ -28,6 +28,8 @@ PALETTE = {
     "yellow": "#b8a000",
     "navy": "#1f3a5f",
     "olive": "#6b8e23",
+    "maroon": "#7b1e3a",
+    "violet": "#5b3a8c",
 }
 _HERE = "sglang_parse.client"
 
