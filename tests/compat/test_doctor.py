@@ -18,6 +18,8 @@ from unittest.mock import Mock
 import httpx
 import openai
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from sglang_parse import cli, patches
 from sglang_parse.client.records import Answer, BenchError, BenchRun, Variant
@@ -337,13 +339,16 @@ def test_memory(good: dict[str, Finding], tmp_path: Path, monkeypatch: pytest.Mo
     assert good["memory"].found.startswith("0.00 GiB (weights of draft 0.00 GiB) and 2 KiB of each")
     target = Shape.read("14b").write_model(tmp_path)
     draft = Shape.read("0.6b").write_model(tmp_path, pard_token=9)
+    save_file({"norm": torch.ones(2)}, Path(draft) / "model.safetensors")
     given = {"model_path": target, "speculative_draft_model_path": draft, "parse_question": None}
     given |= {"device": "cuda", "attention_backend": "triton", "dtype": "bfloat16"}
     monkeypatch.setattr(memory, "get_device_memory_capacity", lambda _: 80 << 10)
     line = check(**given, mem_fraction_static=0.9)["memory"]
     assert line.status == OK
-    assert line.found.startswith("no weights and 112 KiB of each KV slot within --mem-fraction-")
-    parts = re.findall(r"([a-z ]+) (0\.\d\d|1\.50) GiB(?=[,)])", line.found)
+    weights = f"0.00 GiB (weights of {Path(draft).name} 0.00 GiB)"
+    assert line.found.startswith(f"{weights} and 112 KiB of each KV slot within --mem-fraction-")
+    _, _, beside = line.found.partition("; ")
+    parts = re.findall(r"([a-z ]+) (0\.\d\d|1\.50) GiB(?=[,)])", beside)
     assert [name.strip() for name, _ in parts[:2]] == ["logits of a pass", "logits of blocks"]
     graphs = {f"graphs of {name}" for name in ("passes", "draft steps", "draft prefills", "blocks")}
     assert graphs == {name.strip() for name, _ in parts[2:]}
