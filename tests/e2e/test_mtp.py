@@ -54,6 +54,7 @@ Serve = Callable[..., Iterator[Client]]
 
 def kv_bytes(config: dict) -> int:
     """Of one token in one layer, in fp32."""
+    config = config.get("text_config", config)
     if rank := config.get("kv_lora_rank"):
         return 4 * (rank + config["qk_rope_head_dim"])
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

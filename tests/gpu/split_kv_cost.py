@@ -133,7 +133,7 @@ def grid() -> Iterator[Shape]:
     yield from blocks if DEVICE == "cuda" else blocks[::2]
     for dim, page in ((64, 1), (256, 16)):
         yield Shape(8, 1, dim, chain(16), (32_768, 0), (9, 7), page)
-        yield Shape(2, 1, dim, block(3), (8192,), page=page, kv_dtype=torch.float8_e4m3fn)
+        yield Shape(2, 1, dim, block(3), (32_768,), page=page, kv_dtype=torch.float8_e4m3fn)
 
 
 class Inputs:
