@@ -37,8 +37,9 @@ def layer_config(config: Qwen3Config) -> Qwen2Config:
         num_hidden_layers=1,
         hidden_size=config.hidden_size,
         intermediate_size=2 * config.intermediate_size,
-        num_attention_heads=2 * config.num_attention_heads,
-        num_key_value_heads=2 * config.num_key_value_heads,
+        # As many as the hidden size holds: on a CPU SGLang derives this class's head_dim from it.
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
