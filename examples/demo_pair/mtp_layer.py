@@ -26,7 +26,7 @@ PREFIX = "model.mtp_layers.0."
 
 
 def layer_config(config: Qwen3Config) -> Qwen2Config:
-    """One Qwen2 layer as wide as the target, twice its heads.
+    """One Qwen2 layer as wide as the target, with its heads.
 
     Args:
         config: the target's.
