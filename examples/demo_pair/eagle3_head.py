@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -36,6 +37,19 @@ def aux_layer_ids(num_layers: int) -> list[int]:
     return [top // 4, (top + 1) // 2, top]
 
 
+def of_target(config: Qwen3Config) -> dict[str, Any]:
+    """What the config of a head with one layer takes from its target's."""
+    return {
+        **{"num_hidden_layers": 1, "hidden_size": config.hidden_size},
+        **{"intermediate_size": 2 * config.intermediate_size, "head_dim": config.head_dim},
+        **{"vocab_size": config.vocab_size, "rms_norm_eps": config.rms_norm_eps},
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_parameters": dict(config.rope_parameters),
+        **{"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id},
+        **{"pad_token_id": config.pad_token_id, "tie_word_embeddings": False, "dtype": "bfloat16"},
+    }
+
+
 def head_config(config: Qwen3Config, layer_ids: list[int]) -> LlamaConfig:
     """One Llama layer as wide as the target, twice its heads, over its whole vocabulary.
 
@@ -44,23 +58,11 @@ def head_config(config: Qwen3Config, layer_ids: list[int]) -> LlamaConfig:
         layer_ids: target layers whose outputs the head reads, 0 the lowest.
     """
     return LlamaConfig(
+        **of_target(config),
         architectures=["LlamaForCausalLMEagle3"],
-        num_hidden_layers=1,
-        hidden_size=config.hidden_size,
-        intermediate_size=2 * config.intermediate_size,
         num_attention_heads=2 * config.num_attention_heads,
         num_key_value_heads=2 * config.num_key_value_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
         draft_vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_parameters=dict(config.rope_parameters),
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
-        tie_word_embeddings=False,
-        dtype="bfloat16",
         eagle_config={
             "use_aux_hidden_state": True,
             "eagle_aux_hidden_state_layer_ids": layer_ids,

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 import torch
-from eagle3_head import HeadAttention
+from eagle3_head import HeadAttention, of_target
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Qwen2Config, Qwen3Config, Qwen3ForCausalLM
@@ -32,24 +32,12 @@ def layer_config(config: Qwen3Config) -> Qwen2Config:
         config: the target's.
     """
     return Qwen2Config(
+        **of_target(config),
         architectures=["MiMoMTP"],
         num_nextn_predict_layers=1,
-        num_hidden_layers=1,
-        hidden_size=config.hidden_size,
-        intermediate_size=2 * config.intermediate_size,
         # As many as the hidden size holds: on a CPU SGLang derives this class's head_dim from it.
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_parameters=dict(config.rope_parameters),
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
-        tie_word_embeddings=False,
-        dtype="bfloat16",
     )
 
 

@@ -205,7 +205,7 @@ class Draft:
     @property
     def num_rows(self) -> int:
         """Rows of the verify pass: anchor, verified draft tokens, candidates, questions."""
-        num_tokens = max(self.num_ahead, len(self.compared_ids))
+        num_tokens = max(self.num_ahead, self.num_verified + len(self.candidates))
         return 1 + num_tokens + sum(map(len, self.question_ids))
 
 

@@ -155,8 +155,8 @@ def can_launch_before_sync(step: Step, reqs: Sequence[Req]) -> bool:
 
 def verifies_ahead(engine: Engine, chunk: DraftChunk, reqs: Sequence[Req]) -> bool:
     """Whether the pass that verifies the drafts of ``reqs`` is launched behind their last chunk,
-    before its tokens arrive: all drafts end with it, and nothing asks the host about them. Where
-    lengths are not fixed, a draft may end somewhat short."""
+    before its tokens arrive: all drafts end with it, and nothing asks the host about them. Then
+    these end here; where lengths are not fixed, somewhat short."""
     is_sure = "draft_tokens" in engine.controller.limits.fixed
     if not engine.reads_drafts_late or any(map(_asks_the_host, reqs)):
         return False

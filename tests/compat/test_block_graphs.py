@@ -3,9 +3,6 @@ that the host plans, from tensors that stay where they are."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from sglang_parse.engine.drafting import block_graphs, block_kernels
 from sglang_parse.engine.drafting.block_graphs import BlockBody
 from sglang_parse.engine.logits.sampling import surprisals_of
 from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS, graph_sizes_of
+from support.interpreter import assert_passes_in_interpreter
 from support.launch_counts import Operations
 
 pytestmark = pytest.mark.compat
@@ -173,19 +171,7 @@ def test_replays_are_the_planned_blocks(
 @pytest.mark.skipif(block_kernels.ARE_USED, reason="they are used already")
 def test_replays_by_kernels_are_the_planned_blocks():
     """The same tests, with Triton's interpreter for the kernels of a GPU."""
-    here = Path(__file__)
-    words = [sys.executable, "-m", "pytest", str(here), "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        words,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=here.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "1 skipped" in done.stdout
+    assert_passes_in_interpreter(Path(__file__))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import triton
 
 from sglang_parse.engine.judge import likelihood_kernel
 from sglang_parse.engine.judge.scorer import MIN_LOGPROB, next_likelihoods
+from support.interpreter import assert_passes_in_interpreter
 
 pytestmark = pytest.mark.compat
 
@@ -95,15 +93,4 @@ def test_logits_that_are_no_usual_numbers(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.nightly("tests/compat/test_heads.py::test_likelihoods_in_pieces")
 @pytest.mark.skipif(IS_INTERPRETED, reason="is the interpreter")
 def test_in_the_interpreter():
-    here = Path(__file__)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(here), "-q", "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=here.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "1 skipped" in done.stdout
+    assert_passes_in_interpreter(Path(__file__))

@@ -326,6 +326,12 @@ class Controller:
         more_steps = self.num_running * max(0.0, num_steps - 1)
         return max(0.0, self._tokens_per_step * (1 + more_steps) - 1)
 
+    def tail_cost(self, num_drafted: int, count: int, *, always: bool) -> float:
+        """Cost of ``count`` rows more behind a draft, in a pass that verifies such drafts of all
+        running requests, in tokens that these decode in that time; 0 as in ``extra_cost``."""
+        ms = [self.ms(Stage.VERIFY, self.num_running * (1 + num_drafted) + n) for n in (0, count)]
+        return 0.0 if always else self.tokens_in(ms[1] - ms[0])
+
     def drafted_tokens(self, key: DraftKey) -> float:
         """Tokens that the draft model's drafts bring in the time of a decode step's token, as
         expected until they are measured at this load; 1 where they are suspended, or nothing is

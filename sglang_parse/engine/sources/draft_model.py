@@ -12,7 +12,6 @@ from sglang_parse.core.policy.controller import Controller
 from sglang_parse.core.round import Round
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.source import Source
-from sglang_parse.engine.sources.text import tail_cost
 
 
 class DraftModelSource(Source):
@@ -36,8 +35,10 @@ class DraftModelSource(Source):
 
     def candidates_pay(self, req: Req, count: int) -> bool:
         """As far as known; now and then they are tried again."""
-        is_tried = self._num_rounds % self._controller.config.retry_every == 0
-        cost = tail_cost(self._controller, req.parse_state, count)
+        state, controller = req.parse_state, self._controller
+        is_tried = self._num_rounds % controller.config.retry_every == 0
+        always = state.policy.always_drafts
+        cost = controller.tail_cost(state.num_drafted, count, always=always)
         return is_tried or self._gain is None or self._gain >= cost
 
     def observe(self, req: Req, one: Round) -> None:

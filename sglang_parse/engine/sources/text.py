@@ -15,7 +15,6 @@ from sglang_parse.core.copies import MATCHES, CopyStats
 from sglang_parse.core.loss import Budget
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
-from sglang_parse.core.request import RequestState
 from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.round import Round
 from sglang_parse.core.segment import Segmenter
@@ -140,7 +139,8 @@ class TextSource(Source):
         rest = [*takewhile(lambda token: token not in state.policy.stop_ids, rest)]
         ends = self._segments.ends(rest) if self._segments and draft.judge else ()
         chance = self._kept.chance(match.match_len or MATCHES[-1])  # else its rows are for nothing
-        cost, num_output = partial(tail_cost, self._controller, state), len(state.output_ids)
+        always, num_output = state.policy.always_drafts, len(state.output_ids)
+        cost = partial(self._controller.tail_cost, state.num_drafted, always=always)
         length = text.length.choose(
             match.match_len, len(rest), num_output, lambda n: cost(n) / chance, ends
         )
@@ -221,11 +221,3 @@ class TextSource(Source):
         if state.policy.always_drafts or controller.rests(state.draft_key, state.num_failed):
             return 1.0
         return controller.drafted_tokens(state.draft_key)
-
-
-def tail_cost(controller: Controller, state: RequestState, num_tokens: int) -> float:
-    """Of so many rows more behind a request's draft, in a pass that verifies those of all running
-    requests, in tokens that these decode in that time."""
-    rows = controller.num_running * (1 + state.num_drafted)
-    more_ms = controller.ms(Stage.VERIFY, rows + num_tokens) - controller.ms(Stage.VERIFY, rows)
-    return 0.0 if state.policy.always_drafts else controller.tokens_in(more_ms)
