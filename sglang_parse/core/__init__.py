@@ -15,8 +15,10 @@
     rival          whether the exact token check would be faster than the judge
     selection      accepted prefix from the verdicts
     doubt          drafts that end where the draft model is unsure
+    eagle_gate     whether an EAGLE-3 head runs for a new request
     round          a verified draft, and what was output for it
     simulation     simulated acceptance for benchmarks
+    pace           how slow forwards are now
     phases         records of a request's state machine: phases, actions, plans
     stage          wall time of a stage of one iteration
     request        state of one request and its transitions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sglang_parse.core.pace import Pace
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.costs import StageCost
 
@@ -22,7 +23,10 @@ def cost_of(*observed: tuple[float, float]) -> StageCost:
 
 def test_interpolation_and_extrapolation():
     assert StageCost(DEFAULTS).at(3) is None
-    assert cost_of(*[(4, 20.0)] * WARM).at(8) == 20.0
+    one = cost_of(*[(4, 20.0)] * WARM)
+    assert one.at(3) == one.at(4) == 20.0
+    assert one.at(8) == pytest.approx(20 * (1 + 4 * DEFAULTS.row_cost))
+    assert cost_of(*[(64, 20.0)] * WARM).at(128) == pytest.approx(25)  # a fourth of its proportion
     line = cost_of(*((n, 5 + 2 * n) for n in (1, 2, 4, 8) for _ in range(WARM)))
     assert line.at(3) == pytest.approx(11)
     assert line.at(8) == pytest.approx(21)
@@ -38,6 +42,37 @@ def test_an_unknown_size_is_hopefully_cheap():
     assert flat.at(22) == pytest.approx(122)
     large = cost_of(*((n, 1.0 * n) for n in (64, 128) for _ in range(WARM)))
     assert large.at(256) == pytest.approx(256)  # in proportion at most
+
+
+def test_all_sizes_follow_the_machines_pace():
+    """One that was not seen since, too, and at a stage that shares it; one forward may be a
+    mistake."""
+    pace = Pace()
+    step, passes = StageCost(DEFAULTS, pace), StageCost(DEFAULTS, pace)
+    for _ in range(20):
+        step.add(6, 60.0)
+        passes.add(30, 90.0)
+    passes.add(30, 180.0)
+    assert step.at(6) == pytest.approx(60)
+    for _ in range(8):
+        passes.add(30, 180.0)
+    assert step.at(6) == pytest.approx(120, rel=0.2)
+    for _ in range(8):
+        passes.add(30, 90.0)
+    assert step.at(6) == pytest.approx(60, rel=0.2)
+
+
+def test_a_size_that_was_not_seen_for_long_is_due_now_and_then():
+    cost = cost_of(*[(6, 60.0)] * WARM)
+    assert not cost.is_due(100)  # never seen
+    found = []
+    for _ in range(2 * DEFAULTS.retry_every):
+        found.append(cost.is_due(6))
+        cost.add(30, 90.0)
+    assert sum(found) == 2
+    assert found[DEFAULTS.retry_every - 1]
+    cost.add(6, 80.0)  # counts as much as a first one
+    assert cost.at(6) == pytest.approx(80)
 
 
 def test_first_forwards_of_a_size_do_not_count():

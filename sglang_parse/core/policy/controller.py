@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from sglang_parse.core.block import ONE_TOKEN, BlockKind
 from sglang_parse.core.doubt import Doubt
+from sglang_parse.core.pace import Pace
 from sglang_parse.core.phases import DraftKey, DraftPlan
 from sglang_parse.core.policy.constants import DEFAULTS, PolicyConfig
 from sglang_parse.core.policy.costs import BlockChoice, StageCost
@@ -47,13 +48,13 @@ class Controller:
         config: PolicyConfig = DEFAULTS,
         kinds: Sequence[BlockKind] = (ONE_TOKEN,),
     ) -> None:
-        self.limits, self.mode, self.config = limits, mode, config
+        self.limits, self.mode, self.config, pace = limits, mode, config, Pace()
         self.blocks = BlockChoice(kinds, config)
         self.num_running, self.no_draft_reason, self._tokens_per_step = 1, "", 1.0
         self.last_plan: DraftPlan | None = None
         self.speedup: float | None = None
         self._stats: OrderedDict[DraftKey, KeyStats] = OrderedDict()
-        self._costs = {stage: StageCost(config) for stage in Stage}
+        self._costs = {stage: StageCost(config, pace) for stage in Stage}
         self._chosen: dict[DraftKey, tuple[float, int, float]] = {}  # since the last iteration
         self._num_drafting, self._num_decoding, self._num_asked, self._has_plain = 1, 0, 0, False
         self._now = self._debt_ms = self.head_ms = self._eagle_ms = 0.0  # the last per token
@@ -320,9 +321,12 @@ class Controller:
         added to the step; 0 unless adaptive, or if the request ``always`` drafts."""
         if always or not self.is_adaptive:
             return 0.0
-        num_steps = self.steps_in(self.ms(Stage.VERIFY, self.num_running - 1 + rows))
-        if not num_steps:
+        if not self.steps_in(1.0):
             return self.config.row_cost * rows
+        if self._costs[Stage.VERIFY].is_due(self.num_running):
+            return math.inf
+        step_ms = self.ms(Stage.VERIFY) + self.head_ms
+        num_steps = self.ms(Stage.VERIFY, self.num_running - 1 + rows) / step_ms
         more_steps = self.num_running * max(0.0, num_steps - 1)
         return max(0.0, self._tokens_per_step * (1 + more_steps) - 1)
 
@@ -343,20 +347,8 @@ class Controller:
     def observe_answer(self, key: DraftKey, num_tokens: int, num_decoded: int) -> None:
         """Records a finished answer: the tokens that a head processes for it, prompt included, and
         those of decode steps."""
-        stats = self.stats(key)
-        stats.num_answers += 1
-        weight = max(1 / self.config.memory, 1 / stats.num_answers)
-        stats.answer_tokens += weight * (num_tokens - stats.answer_tokens)
-        stats.decoded_tokens += weight * (num_decoded - stats.decoded_tokens)
+        self.stats(key).gate.observe(num_tokens, num_decoded, self.config)
 
     def uses_eagle(self, key: DraftKey) -> bool:
-        """Decides whether the head runs for a new request: it processes every token, for the sake
-        of those that no other source drafts, which are few where others' drafts are good."""
-        stats, config = self.stats(key), self.config
-        if stats.num_answers < config.window or not self._eagle_ms or not self.steps_in(1.0):
-            return True
-        saved = config.eagle_saving * stats.decoded_tokens
-        cost = self.tokens_in(self._eagle_ms * stats.answer_tokens)
-        pays = saved >= cost * (config.resume_above if stats.num_bypassed else 1.0)
-        stats.num_bypassed = 0 if pays else (stats.num_bypassed + 1) % config.retry_every
-        return not stats.num_bypassed
+        """Decides whether the head runs for a new request: see ``EagleGate``."""
+        return self.stats(key).gate.opens(self.tokens_in(self._eagle_ms), self.config)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from sglang_parse.core.block import BlockKind
+from sglang_parse.core.pace import Pace
 from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.stage import StageTime
 
@@ -24,10 +25,10 @@ class _Mean:
 
 
 class StageCost:
-    """Expected ms of a stage by its size; a larger size costs no less."""
+    """Expected ms of a stage by its size; a larger size costs no less. Stages share a ``pace``."""
 
-    def __init__(self, config: PolicyConfig) -> None:
-        self._config, self._num_seen = config, 0
+    def __init__(self, config: PolicyConfig, pace: Pace | None = None) -> None:
+        self._config, self._num_seen, self._pace = config, 0, pace or Pace()
         self._num_runs: Counter[int | tuple[int, ...]] = Counter()
         self._means: dict[int, _Mean] = {}  # by half octave
         self._sizes: list[float] = []  # of warm and recent means, ascending
@@ -44,39 +45,50 @@ class StageCost:
         config, expected = self._config, self.at(size)
         half_octave = round(2 * math.log2(max(1.0, size)))
         mean = self._means.setdefault(half_octave, _Mean(size))
-        self._num_seen = mean.last_seen = self._num_seen + 1
-        kernels = graphs if graphs and all(graphs) else half_octave
-        self._num_runs[kernels] += 1
+        self._num_seen += 1
+        self._num_runs[kernels := graphs if graphs and all(graphs) else half_octave] += 1
         if self._num_runs[kernels] <= config.cold_forwards:
             return None if expected is None or ms > config.max_outlier * expected else ms
-        mean.num_seen += 1
-        if mean.num_seen > 1:
-            ms = min(ms, config.max_outlier * mean.ms)
-        # A mean well above what is seen now comes from cold forwards, or a busy machine. Twice: one
-        # low time may be a mistake.
-        is_high = max(ms, mean.last_ms) < 0.75 * mean.ms
+        # What was seen long ago tells less than this one.
+        is_old = self._num_seen - mean.last_seen >= config.retry_every
+        mean.num_seen, mean.last_seen = 1 if is_old else 1 + mean.num_seen, self._num_seen
+        known = (expected if mean.num_seen > 1 else None) or ms
+        ms = min(ms, config.max_outlier * known)
+        # A mean well above what is seen now comes from cold forwards. Twice: one low time may be a
+        # mistake.
+        now = ms / self._pace.factor
+        is_high = max(now, mean.last_ms) < 0.75 * mean.ms
         weight = max(0.5 if is_high else config.mean_weight, 1 / mean.num_seen)
-        mean.last_ms = ms
-        mean.ms += weight * (ms - mean.ms)
+        mean.last_ms, mean.ms = now, mean.ms + weight * (now - mean.ms)
         mean.size += weight * (size - mean.size)
         self._update()
+        self._pace.see(ms, known)
         return ms
 
     def knows(self, size: float) -> bool:
         """Whether a warm forward of a size within an octave was seen lately."""
         return any(size / 2 <= known <= 2 * size for known in self._sizes)
 
+    def is_due(self, size: float) -> bool:
+        """Whether a forward of about this size should be seen again now: the last one, and the last
+        such question, are long ago."""
+        mean = self._means.get(round(2 * math.log2(max(1.0, size))), _Mean(size))
+        is_now = (self._num_seen + 1 - mean.last_seen) % self._config.retry_every == 0
+        return is_now and mean.num_seen > 0
+
     def at(self, size: float) -> float | None:
         """Returns the ms of this size, interpolated; None before the first warm forward. Beyond the
         largest size a hopeful guess: what is believed to cost too much is never tried, and the
         slope between two small sizes may be noise."""
         sizes, ms = self._sizes, self._ms
-        if not sizes or size <= sizes[0] or len(sizes) == 1:
-            return ms[0] if ms else None
-        i = min(bisect_left(sizes, size), len(sizes) - 1)
-        slope = (ms[i] - ms[i - 1]) / (sizes[i] - sizes[i - 1])
-        most = 1 + min(1 / sizes[-1], self._config.row_cost) * max(0.0, size - sizes[-1])
-        return min(ms[i - 1] + slope * (size - sizes[i - 1]), ms[-1] * most)
+        if not sizes:
+            return None
+        per_row = min(1 / (sizes[-1] if len(sizes) > 1 else 4 * sizes[-1]), self._config.row_cost)
+        found = ms[-1] * (1 + per_row * max(0.0, size - sizes[-1]))
+        if i := min(bisect_left(sizes, size), len(sizes) - 1):
+            slope = (ms[i] - ms[i - 1]) / (sizes[i] - sizes[i - 1])
+            found = min(found, ms[i - 1] + slope * (size - sizes[i - 1]))
+        return self._pace.factor * (found if size > sizes[0] else ms[0])
 
     def _update(self) -> None:
         oldest, means = self._num_seen - self._config.max_age, self._means.values()

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from sglang_parse.core.doubt import Chances
+from sglang_parse.core.eagle_gate import EagleGate
 from sglang_parse.core.policy.constants import PolicyConfig
 from sglang_parse.core.round import Round
 
@@ -121,7 +122,7 @@ class KeyStats:
         num_ignored: verified drafts until the window begins: theirs began before it.
         lost_ms: time lost since drafting paid last, or since a probe began.
         round_ms, round_tokens: mean duration and draft tokens of the last window's rounds.
-        num_answers, answer_tokens, decoded_tokens, num_bypassed: see ``Controller.uses_eagle``.
+        gate: whether an EAGLE-3 head pays beside these drafts.
     """
 
     acceptance: Acceptance
@@ -132,10 +133,7 @@ class KeyStats:
     lost_ms: float = 0.0
     round_ms: float = 0.0
     round_tokens: float = 0.0
-    num_answers: int = 0
-    answer_tokens: float = 0.0
-    decoded_tokens: float = 0.0
-    num_bypassed: int = 0
+    gate: EagleGate = field(default_factory=EagleGate)
 
     def switch(self, num_running: int) -> Switch:
         """Returns the switch at this load; a new one is set as that of the nearest load."""
