@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 
 
 @dataclass(slots=True)
@@ -23,5 +22,5 @@ class Pace:
         """Records a forward. One may be a mistake; of two, half of the difference may be their
         own."""
         change = ms / expected if ms and expected else 1.0
-        self.factor *= median((1.0, self.last, change)) ** 0.5
+        self.factor *= sorted((1.0, self.last, change))[1] ** 0.5
         self.last = change
