@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -44,3 +45,8 @@ class StageTime:
     continued: tuple[float, float] | None = None
     num_rows: int = 0
     head_ms: float = 0.0
+
+
+def half_octave_of(size: float) -> int:
+    """Sizes with one number cost about as much."""
+    return round(2 * math.log2(max(1.0, size)))

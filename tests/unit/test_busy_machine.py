@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -59,6 +59,9 @@ def speedup(seed: int, chance: Chance, paces: tuple[float, ...], num_running: in
     controller.num_running = num_running
     spent = plain = 0.0
 
+    def cost(count: int) -> float:
+        return controller.extra_cost(1 + count)
+
     def observe(ms: float, rows: int, output: list[int]) -> None:
         is_step = rows == num_running
         stage, count = (Stage.DECODE, num_running) if is_step else (Stage.VERIFY, 0)
@@ -75,12 +78,12 @@ def speedup(seed: int, chance: Chance, paces: tuple[float, ...], num_running: in
             output, rows, drafts = [1] * num_running, num_running, []
             for place, length in enumerate(lengths):
                 if rng.random() >= 0.6:
-                    continue
+                    continue  # nothing to copy
                 match, good = rng.choice((1, 1, 1, 2, 2, 3, 4)), 0
                 while good < 32 and rng.random() < chance(match + good):
                     good += 1
-                cost = lambda n: controller.extra_cost(1 + n)  # noqa: E731
-                count = length.choose(match, 32, written[place], cost)
+                is_timed = controller.is_step_due()
+                count = 0 if is_timed else length.choose(match, 32, written[place], cost)
                 if not count:
                     length.watch(match, fits=good > 0)
                     continue
@@ -92,7 +95,7 @@ def speedup(seed: int, chance: Chance, paces: tuple[float, ...], num_running: in
             spent += (ms := (STEP_MS + ROW_MS * rows) * pace)
             plain += (STEP_MS + ROW_MS * num_running) * pace * sum(output) / num_running
             for length, match, one, paid in drafts:
-                length.observe(match, cast("Round", cast("Any", one)), paid)
+                length.observe(match, cast("Round", one), paid)
             observe(ms, rows, output)
             written = [a + b for a, b in zip(written, output, strict=True)]
     return plain / spent
@@ -115,3 +118,15 @@ def test_copies_cost_little(chance: Chance, least: float, worst: float):
 def test_copies_that_fit_pay():
     found = [speedup(seed, lambda _: 0.8, CHANGING) for seed in SEEDS]
     assert fmean(found) >= 1.1
+
+
+def test_a_step_that_is_due_makes_no_draft_infinitely_dear():
+    """A prediction drafts once whatever that costs, and what it cost is charged to the request."""
+    controller = Controller()
+    for stage, size in [(Stage.DECODE, 1)] * 5 + [(Stage.VERIFY, 17)] * DEFAULTS.retry_every:
+        controller.observe([StageTime(stage, size, 1, STEP_MS + ROW_MS * size)], [(None, 1)])
+        if controller.is_step_due():
+            break
+    assert controller.is_step_due()
+    assert 0 < controller.extra_cost(17) < 17
+    assert not Controller(mode="always").is_step_due()

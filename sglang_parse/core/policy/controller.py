@@ -321,14 +321,15 @@ class Controller:
         added to the step; 0 unless adaptive, or if the request ``always`` drafts."""
         if always or not self.is_adaptive:
             return 0.0
-        if not self.steps_in(1.0):
-            return self.config.row_cost * rows
-        if self._costs[Stage.VERIFY].is_due(self.num_running):
-            return math.inf
         step_ms = self.ms(Stage.VERIFY) + self.head_ms
-        num_steps = self.ms(Stage.VERIFY, self.num_running - 1 + rows) / step_ms
-        more_steps = self.num_running * max(0.0, num_steps - 1)
-        return max(0.0, self._tokens_per_step * (1 + more_steps) - 1)
+        if not (step_ms and self.steps_in(1.0)):
+            return self.config.row_cost * rows
+        more_ms = max(0.0, self.ms(Stage.VERIFY, self.num_running - 1 + rows) - step_ms)
+        return max(0.0, self._tokens_per_step * (1 + self.num_running * more_ms / step_ms) - 1)
+
+    def is_step_due(self) -> bool:
+        """Whether a decode step should be timed again, so that no text drafts in this iteration."""
+        return self.is_adaptive and self._costs[Stage.VERIFY].is_due(self.num_running)
 
     def tail_cost(self, num_drafted: int, count: int, *, always: bool) -> float:
         """Cost of ``count`` rows more behind a draft, in a pass that verifies such drafts of all

@@ -12,7 +12,7 @@ from itertools import accumulate
 from sglang_parse.core.block import BlockKind
 from sglang_parse.core.pace import Pace
 from sglang_parse.core.policy.constants import PolicyConfig
-from sglang_parse.core.stage import StageTime
+from sglang_parse.core.stage import StageTime, half_octave_of
 
 
 @dataclass(slots=True)
@@ -43,16 +43,17 @@ class StageCost:
             longer than other sizes suggest.
         """
         config, expected = self._config, self.at(size)
-        half_octave = round(2 * math.log2(max(1.0, size)))
+        half_octave = half_octave_of(size)
         mean = self._means.setdefault(half_octave, _Mean(size))
         self._num_seen += 1
-        self._num_runs[kernels := graphs if graphs and all(graphs) else half_octave] += 1
+        kernels = graphs if graphs and all(graphs) else half_octave
+        self._num_runs[kernels] += 1
         if self._num_runs[kernels] <= config.cold_forwards:
             return None if expected is None or ms > config.max_outlier * expected else ms
         # What was seen long ago tells less than this one.
         is_old = self._num_seen - mean.last_seen >= config.retry_every
         mean.num_seen, mean.last_seen = 1 if is_old else 1 + mean.num_seen, self._num_seen
-        known = (expected if mean.num_seen > 1 else None) or ms
+        known = expected if expected and mean.num_seen > 1 else ms
         ms = min(ms, config.max_outlier * known)
         # A mean well above what is seen now comes from cold forwards. Twice: one low time may be a
         # mistake.
@@ -72,9 +73,9 @@ class StageCost:
     def is_due(self, size: float) -> bool:
         """Whether a forward of about this size should be seen again now: the last one, and the last
         such question, are long ago."""
-        mean = self._means.get(round(2 * math.log2(max(1.0, size))), _Mean(size))
-        is_now = (self._num_seen + 1 - mean.last_seen) % self._config.retry_every == 0
-        return is_now and mean.num_seen > 0
+        mean = self._means.get(half_octave_of(size), _Mean(size))
+        age = self._num_seen - mean.last_seen
+        return mean.num_seen > 0 and (age + 1) % self._config.retry_every == 0
 
     def at(self, size: float) -> float | None:
         """Returns the ms of this size, interpolated; None before the first warm forward. Beyond the

@@ -96,6 +96,8 @@ class TextSource(Source):
             return reason
         state, text = req.parse_state, req.parse_state.notes.texts[self.name]
         match, num_output = text.match, len(state.output_ids)
+        if self._controller.is_step_due() and not state.policy.always_drafts:
+            return f"{self.name}: a decode step is timed again"
         if not match.follows and text.length.left(num_output) <= 0:
             return f"{self.name}: it did not fit"  # a search would cost, too
         limit = min(self._config.draft_tokens, tokens_left(req))
