@@ -201,17 +201,23 @@ class Trial(Answered):
 
     @cached_property
     def predicted(self) -> PerRound | None:
-        """Of the judge that is served, at the draft lengths that the server chose; None for a
-        question or a trained head, whose verdicts on single tokens are not known, and where there
-        were no rounds."""
+        """Of the judge that is served, at the draft lengths that the server chose, and where the
+        draft model was unsure; None for a question or a trained head, whose verdicts on single
+        tokens are not known, and where there were no rounds."""
         if not self.rounds:
             return None
         judge, threshold = self.rounds[0]["judge"], self.rounds[0]["threshold"]
         if judge not in (None, LIKELIHOOD):
             return None
         texts = self.marks(threshold if judge else None)
-        drafts = [(one["plan"].get("draft_tokens"), one["draft_token_ids"]) for one in self.rounds]
-        lengths = [int(planned or len(draft)) for planned, draft in drafts]
+        lengths = [_length_of(record) for record in self.rounds]
         by_length = {length: through(texts, length) for length in {*lengths}}
         found = [by_length[length] for length in lengths]
         return PerRound(fmean(one.tokens for one in found), fmean(one.drafted for one in found))
+
+
+def _length_of(record: TraceRecord) -> int:
+    """The draft's, where the text is long enough."""
+    planned = record["plan"].get("draft_tokens")
+    drafted = len(record["draft_token_ids"])
+    return drafted if record["in_doubt"] or not planned else int(planned)

@@ -151,6 +151,7 @@ def record(
     return {
         "output_start": start,
         "draft_token_ids": [*draft],
+        "in_doubt": False,
         "target_token_ids": [*choices, A],
         "judge": judge,
         "threshold": 0.5,
@@ -238,6 +239,13 @@ def test_what_is_predicted():
     assert found.predicted.tokens == 12
     # The likelihood refuses what token mode refuses.
     assert advised(found.forecasts).threshold is None
+
+
+def test_drafts_that_ended_in_doubt_are_predicted_at_their_own_length():
+    found = trial()
+    for one in found.rounds:
+        one.update(plan={"draft_tokens": 48}, in_doubt=True)
+    assert found.predicted.drafted == pytest.approx(16, abs=1)
 
 
 @pytest.mark.parametrize("judge", ["question", "head"])
