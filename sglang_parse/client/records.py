@@ -29,7 +29,7 @@ TITLES = {
     PARSE_QUESTION: "PARSE, question",
     PARSE_LIKELIHOOD: "PARSE, likelihood",
     PARSE_EAGLE3: "PARSE+EAGLE3",
-    PARSE_MTP: "PARSE+MTP, likelihood",
+    PARSE_MTP: "PARSE+MTP",
     DRAFT: "draft alone",
     DFLASH: "DFLASH",
     NGRAM: "NGRAM",

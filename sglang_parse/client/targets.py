@@ -209,7 +209,7 @@ def _head(models: Models) -> str:
 def _judge_flags(models: Models, kind: str) -> tuple[str, ...]:
     if kind == PARSE_TOKEN:
         return parse_settings(verification="token")
-    if kind in (PARSE_LIKELIHOOD, PARSE_MTP):  # a head that reads layers is refused beside MTP
+    if kind == PARSE_LIKELIHOOD or (kind == PARSE_MTP and not models.judge):
         return parse_settings(judge=LIKELIHOOD)
     if kind == PARSE_HEAD and not models.judge:
         raise BenchError(

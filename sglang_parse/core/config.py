@@ -231,17 +231,11 @@ class ParseConfig(BaseModel):
             raise ConfigError(f"{flag(name)} is {value}: {error}; use {usable[name]}") from error
 
     def _check_mtp(self) -> None:
-        """Raises ConfigError beside what takes the place of the hidden states that it reads."""
-        others = [name for name in ("eagle3_path", "hidden_layers") if getattr(self, name)]
-        if not others and self.captured_layers:
-            others = ["judge"]
-        if self.mtp and others:
-            name, found = flag(others[0]), getattr(self, others[0])
-            why = "propose both" if others[0] == "eagle3_path" else "read different hidden states"
-            setting = flag("mtp")
-            raise ConfigError(
-                f"{name} is {shown(found)} with {setting} {self.mtp}: they {why}; leave one out"
-            )
+        """Raises ConfigError beside an EAGLE-3 head."""
+        if self.mtp and self.eagle3_path:
+            found = f"{flag('eagle3_path')} is {shown(self.eagle3_path)}"
+            other = f"{flag('mtp')} {self.mtp}"
+            raise ConfigError(f"{found} with {other}: they propose both; leave one out")
 
     @property
     def certificate(self) -> Certificate | None:

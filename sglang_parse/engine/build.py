@@ -146,12 +146,17 @@ def build_sources(
 def _captured_layers(
     config: ParseConfig, runner: Any, eagle: EagleDecoder | None
 ) -> CapturedLayers | None:
-    """Makes the target capture what a verdict head or a trace reads, beside an EAGLE-3 head's."""
+    """Makes the target capture what a verdict head or a trace reads, beside what an EAGLE-3 head or
+    MTP layer does."""
     layers = config.captured_layers
     if not layers:
         return None
     if eagle is None:
         return CapturedLayers.configure(runner, layers)
+    if config.mtp:
+        captured = CapturedLayers.configure(runner, layers)
+        eagle.columns = captured.keep_last(runner.model).to(runner.device)
+        return captured
     eagle_layers = eagle.layers
     captured = CapturedLayers.configure(runner, (*layers, *eagle_layers))
     eagle.columns = captured.columns(eagle_layers).to(runner.device)
@@ -175,10 +180,9 @@ def _judge(
     elif config.scores_tokens:
         scorer = Scorer.likelihood(device)
     segments = Segmenter(tokenizer, config.segment_rule)
-    layers = captured.layers if captured else ()
     is_certified, known = bool(certified.certificate), certified.certificate or config.judge_file
     watch = DriftWatch(known.first_verdicts, is_certified=is_certified) if known else None
-    return Judge(config, question, scorer, segments, counters, layers, watch)
+    return Judge(config, question, scorer, segments, counters, captured, watch)
 
 
 def _controller(

@@ -44,6 +44,7 @@ from sglang_parse.engine.batch import select_requests, slots_of
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.eagle_head import EagleHead
 from sglang_parse.engine.faults import EAGLE_HEAD, MTP_LAYER, DraftGuard
+from sglang_parse.engine.judge.scorer import hidden_states_of
 from sglang_parse.engine.requests import proposal_len
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.verify import TargetResult
@@ -118,7 +119,8 @@ class EagleDecoder(EagleHead):
         if not reqs:
             return 0
         output = result.logits_output
-        hidden, output.hidden_states = self._columns_of(output.hidden_states), None
+        hidden = self._columns_of(hidden_states_of(output))
+        output.hidden_states = output.last_hidden_states = None
         view = copy.copy(batch)
         view.spec_algorithm = self.algorithm
         view.return_logprob = False

@@ -23,6 +23,7 @@ from sglang_parse.core.mask import flat_mask
 from sglang_parse.core.phases import Action
 from sglang_parse.device import on_device
 from sglang_parse.engine.batch import max_forward_rows, select_requests, slots_of, spans_within
+from sglang_parse.engine.judge.scorer import hidden_states_of
 from sglang_parse.engine.requests import sequence_slice
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 
@@ -204,7 +205,7 @@ def run_forward(
         sizes = (size for size in graph_sizes(target.runner) if size >= layout.num_rows)
         graph = next(sizes, 0) if done.can_run_graph else 0
     # The next replay of SGLang's CUDA graph writes to the same memory.
-    hidden = output.hidden_states.clone() if capture else None
+    hidden = hidden_states_of(output).clone() if capture else None
     return ForwardOutput(output.next_token_logits, hidden, graph)
 
 

@@ -61,7 +61,7 @@ class RowReader:
 
     def __init__(self, target: TargetModel, judge: Judge | None) -> None:
         self._runner, self._judge = target.runner, judge
-        self.captures = judge is not None and bool(judge.layers)
+        self.captures = judge is not None and judge.captured is not None
         self._scores_rows = self.captures or (judge is not None and judge.scorer is not None)
 
     def results(

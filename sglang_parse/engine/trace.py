@@ -58,6 +58,7 @@ def trace_record(
     if scores := one.scores[:num_verified]:
         record["draft_logprobs"] = [row[2] for row in scores]
         record["draft_entropies"] = [row[3] for row in scores]
-    if hidden is not None and judge is not None:
-        record["hidden_states"] = encode_hidden_states(hidden[: num_verified + 1], judge.layers)
+    if hidden is not None and judge is not None and judge.captured:
+        rows = hidden[: num_verified + 1]
+        record["hidden_states"] = encode_hidden_states(rows, judge.captured)
     return record

@@ -29,6 +29,7 @@ from sglang_parse.engine.forward import (
     verify_rows,
 )
 from sglang_parse.engine.judge.judge import Judge
+from sglang_parse.engine.judge.scorer import hidden_states_of
 from sglang_parse.engine.logits.logprobs import Record, TokenLogprobs
 from sglang_parse.engine.requests import needs_hidden_states
 from sglang_parse.engine.row_results import RowReader, RowResults
@@ -215,13 +216,14 @@ class Verifier:
         decoded, parts = self.target.decode(batch, indices, last_ids), [*map(step_rows, indices)]
         logits_output = decoded.logits_output
         results, output = self._rows.results(batch, parts, logits_output.next_token_logits)
-        for i in indices:
-            batch.reqs[i].parse_state.launch_decode()
+        reqs = [batch.reqs[i] for i in indices]
+        for req in reqs:
+            req.parse_state.launch_decode()
         return TargetForward(
             parts,
             [results],
             batch.reqs,
-            hidden=logits_output.hidden_states,
+            hidden=hidden_states_of(logits_output) if needs_hidden_states(reqs) else None,
             replays=decoded.can_run_graph,
             output=output,
             is_decode_only=True,

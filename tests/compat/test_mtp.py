@@ -116,16 +116,10 @@ def test_other_layers(glm: Path, tmp_path: Path):
         launch((DEMO / "target", None), *OWN, ask=False)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        ({"eagle3_path": "head"}, "--parse-eagle3-path is 'head' with --parse-mtp own: they prop"),
-        ({"hidden_layers": "1,2"}, "--parse-hidden-layers is '1,2' with --parse-mtp own: they re"),
-    ],
-)
-def test_exclusive_settings(settings: dict, error: str):
+def test_no_two_proposers():
+    error = "--parse-eagle3-path is 'head' with --parse-mtp own: they propose both; leave one out"
     with pytest.raises(ConfigError, match=error):
-        ParseConfig(mtp="own", **settings)
+        ParseConfig(mtp="own", eagle3_path="head")
 
 
 def test_backends_with_steps():

@@ -48,6 +48,8 @@ WITH_STOCK, WITH_STATES = (
     [case for name, case in CASES.items() if (name in HYBRIDS) is has_states]
     for has_states in (False, True)
 )
+CAPTURED = [case for name, case in CASES.items() if name not in ("mimo-7b", "ernie-4.5")]
+"""SGLang captures no layers of the others."""
 
 Serve = Callable[..., Iterator[Client]]
 
@@ -128,6 +130,26 @@ def test_start_up_says_what_the_layer_takes(own: Client, target_of: Callable, na
     log = own.probe.folder.with_suffix(".log").read_text()
     size = kv_bytes(json.loads((target_of(name) / "config.json").read_text()))
     assert f"proposes up to 3 tokens; its KV takes {size} bytes of each slot" in log
+
+
+@MORE
+@pytest.mark.parametrize("name", CAPTURED, indirect=True)
+def test_beside_captured_layers(
+    serve: Serve, own: Client, name: str, target_of: Callable, prompts: list
+):
+    """As a verdict head reads them: the layer proposes the same tokens."""
+    flags = ("--parse-mtp", "own", *ALWAYS, *MTP[name].overlap, "--parse-hidden-layers", "0,1")
+    options = EXACT | {"trace": True, "hidden_states": True}
+    wanted = own.generate_all(prompts, 1, parse=EXACT, **LIMIT)
+    for client in serve("mtp-captured", name, *PARSE, *flags):
+        answers = client.generate_all(prompts, 1, parse=options, **LIMIT)
+        assert ids_of(answers) == ids_of(wanted)
+        assert [*map(num_passes, answers)] == [*map(num_passes, wanted)]
+        config = json.loads((target_of(name) / "config.json").read_text())
+        width = config.get("text_config", config)["hidden_size"]
+        for record in parse_info(answers[0])["trace"]:
+            assert record["hidden_states"]["shape"][1] == 2 * width
+        client.assert_nothing_lost()
 
 
 @MORE
@@ -276,6 +298,21 @@ def test_aborts_beside_tails(trained: Client, wanted: list[dict], with_texts: Re
     answers = abort_while(trained, place, *with_texts[:4], expected=expected, skip=4, times=1)
     assert tails(answers[1:])
     trained.assert_nothing_lost()
+
+
+@MORE
+def test_a_trained_heads_verdicts(start_server: Start, trained: Client, problems: list[str]):
+    """It reads a layer beside what the MTP layer reads, and accepts other words."""
+    judged = (*DEMO, *PARSE, "--parse-mtp", LAYER, "--parse-judge", str(DEMO_PAIR / "judge"))
+    exact = trained.generate_all(problems, 8, parse=EXACT, **WHOLE)
+    for client in served(start_server, "mtp-judged", *judged, *ALWAYS):
+        answers = client.generate_all(problems, 8, **WHOLE)
+        assert ids_of(client.generate_all(problems, 8, parse=EXACT, **WHOLE)) == ids_of(exact)
+        client.assert_nothing_lost()
+    sources = [parse_info(answer)["sources"]["mtp"] for answer in answers]
+    accepted = sum(one["accepted_tokens"] for one in sources)
+    assert 0.9 < accepted / sum(one["drafted_tokens"] for one in sources) <= 1
+    assert sum(map(num_passes, answers)) < sum(map(num_passes, exact))
 
 
 @MORE

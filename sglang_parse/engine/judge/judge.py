@@ -23,7 +23,7 @@ from sglang_parse.core.round import Round, Verdicts
 from sglang_parse.core.segment import Segmenter, evenly_spaced, prefix_ends
 from sglang_parse.core.selection import contradicts_target, matched_prefixes, matching_tokens
 from sglang_parse.core.strict import Refusal, find_refusal
-from sglang_parse.engine.judge.scorer import Scorer
+from sglang_parse.engine.judge.scorer import CapturedLayers, Scorer
 from sglang_parse.engine.logits.grammar import free_ends
 from sglang_parse.engine.requests import completes_answer, is_greedy
 from sglang_parse.engine.sglang_types import Req
@@ -42,7 +42,7 @@ class Judge:
     Args:
         question: the rendered question, if one is asked.
         scorer: the likelihood or a trained verdict head, if there is one.
-        layers: the target's layers that verify passes capture.
+        captured: the target's layers that verify passes capture, if any.
         drift: compares verdicts with the certificate's, or the head's training set's.
     """
 
@@ -53,13 +53,13 @@ class Judge:
         scorer: Scorer | None,
         segments: Segmenter,
         counters: Counters,
-        layers: Sequence[int] = (),
+        captured: CapturedLayers | None = None,
         drift: DriftWatch | None = None,
     ) -> None:
         self.name, self.max_prefixes = config.judge_name, config.max_prefixes
         self.threshold = config.accept_threshold
         self.question, self.scorer, self.segments = question, scorer, segments
-        self.layers, self.counters, self.drift = layers, counters, drift
+        self.captured, self.counters, self.drift = captured, counters, drift
         self._num_matched = self._num_rejected = 0
         self._rival = Rival()
         self._reported: set[str] = set()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 
 from sglang_parse.core.judge import (
     LIKELIHOOD_BIAS,
@@ -28,7 +29,8 @@ MIN_LOGPROB = -1e4
 
 @dataclass(frozen=True, slots=True)
 class CapturedLayers:
-    """Hidden states of several layers in one tensor, [rows, len(layers) * hidden_size].
+    """Hidden states of several layers in one tensor, [rows, len(layers) * hidden_size]; behind them
+    the last ones, if they are kept for an MTP layer.
 
     Attributes:
         layers: ascending.
@@ -36,6 +38,11 @@ class CapturedLayers:
 
     layers: tuple[int, ...]
     hidden_size: int
+
+    @property
+    def width(self) -> int:
+        """Columns of the layers."""
+        return len(self.layers) * self.hidden_size
 
     @classmethod
     def configure(cls, runner: Any, layers: Iterable[int]) -> CapturedLayers:
@@ -56,6 +63,14 @@ class CapturedLayers:
             config.dflash_use_aux_hidden_state = True
             config.dflash_target_layer_ids = list(captured.layers)
         return captured
+
+    def keep_last(self, model: torch.nn.Module) -> torch.Tensor:
+        """Makes the target return its last hidden states, too: int64 [hidden_size] their columns.
+        SGLang keeps them on servers that return layers to clients."""
+        for module in model.modules():
+            if isinstance(module, LogitsProcessor):
+                module.keep_last_hidden_states = True
+        return torch.arange(self.width, self.width + self.hidden_size)
 
     def columns(self, layers: Sequence[int]) -> torch.Tensor:
         """int64 [len(layers) * hidden_size] columns of these layers."""
@@ -149,11 +164,20 @@ def next_likelihoods(
     return found.nan_to_num_(nan=MIN_LOGPROB).clamp_(min=MIN_LOGPROB)
 
 
-def encode_hidden_states(hidden: torch.Tensor, layers: Sequence[int]) -> dict[str, Any]:
-    """Returns hidden states [rows, width] as plain data: raw little-endian bytes in base64."""
+def hidden_states_of(output: LogitsProcessorOutput) -> torch.Tensor:
+    """[rows, width] what a target forward captured."""
+    hidden, last = output.hidden_states, output.last_hidden_states
+    assert hidden is not None
+    return hidden if last is None else torch.cat([hidden, last], dim=-1)
+
+
+def encode_hidden_states(hidden: torch.Tensor, captured: CapturedLayers) -> dict[str, Any]:
+    """Returns layers' hidden states [rows, >= their width] as plain data: raw little-endian bytes
+    in base64."""
+    hidden = hidden[:, : captured.width]
     raw = hidden.contiguous().cpu().view(torch.uint8).numpy().tobytes()
     return {
-        "layers": list(layers),
+        "layers": list(captured.layers),
         "dtype": str(hidden.dtype).removeprefix("torch."),
         "shape": list(hidden.shape),
         "data": base64.b64encode(raw).decode("ascii"),
