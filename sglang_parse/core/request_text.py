@@ -16,6 +16,7 @@ class RequestText:
     Attributes:
         match: where the answer is in it.
         length: chooses its drafts' lengths; ``cost``: the last draft's, beyond a decode step.
+        saved: time for look-ups that is left, in the units of ``cost``; of a prompt's.
         match_len: ``TextMatch.match_len`` where the last draft of it begins.
         is_verified: the newest tokens are those of a draft of it.
         waited_ms: how long its request has waited for the next one.
@@ -27,6 +28,7 @@ class RequestText:
     match: TextMatch
     length: TextLength
     cost: float = 0.0
+    saved: float = 0.0
     match_len: int = 0
     is_verified: bool = False
     waited_ms: float = 0.0

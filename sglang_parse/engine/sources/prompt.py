@@ -7,27 +7,28 @@ passage that somebody else wrote, and a lenient verdict at the place of a change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sglang_parse.core.copies import CopyLength, CopyStats
 from sglang_parse.core.options import RequestOptions
 from sglang_parse.core.phases import PROMPT
 from sglang_parse.core.prompt_match import PromptMatch
 from sglang_parse.core.request_text import RequestText
-from sglang_parse.core.text_match import TextMatch
+from sglang_parse.core.round import Round
 from sglang_parse.engine.sglang_types import Req
 from sglang_parse.engine.sources.source import Source
 from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextParts, TextSource
 
 SEARCH_SHARE = 0.02
-"""Of the time in which decode steps output what was output: what look-ups may take, at most."""
-MAX_SAVED = 1.0
-"""Tokens' time that look-ups leave unused for later ones, at most."""
+"""Of a request's part of a decode step: what look-ups may take of each forward, at most, and of
+each token that they brought."""
+MAX_SAVED = 0.25
+"""Tokens' time that a request's look-ups leave unused for later ones, at most."""
+LOOK_UP_MS = 0.05
+"""Of a look-up, beside ``search_ms``: a constant, because the ranks' clocks differ."""
 
 
 class PromptSource(TextSource):
     """Drafts what follows the newest tokens in prompt and output so far. Look-ups have a budget of
-    their own, one for all requests: long prompts on a busy server are looked up now and then."""
+    their own: on a busy server, prompts that bring nothing are looked up now and then."""
 
     explains = False  # others that do not draft say more
     is_exact, search_ms = True, SEARCH_MS_PER_TOKEN / 4
@@ -35,7 +36,7 @@ class PromptSource(TextSource):
 
     def __init__(self, parts: TextParts) -> None:
         super().__init__(PROMPT, parts)
-        self._copies, self._saved = CopyStats(), MAX_SAVED
+        self._copies = CopyStats()
 
     def receive(self, req: Req, options: RequestOptions) -> None:
         is_on = self._config.prompt_drafts == options.prompt_drafts == "on"
@@ -52,18 +53,24 @@ class PromptSource(TextSource):
             adapts = self._controller.is_adaptive and not req.parse_state.policy.always_drafts
             probe_tokens = 0 if adapts else self._controller.config.probe_tokens
             length = CopyLength(self._copies, self._budget_of(req), probe_tokens)
-            texts[self.name] = RequestText(match, length)
-        num_new = len(req.parse_state.output_ids) - texts[self.name].match.num_seen
-        self._saved = min(MAX_SAVED, self._saved + SEARCH_SHARE * num_new)
+            texts[self.name] = RequestText(match, length, saved=MAX_SAVED)
+        _save(texts[self.name], 1)
         return super().start(req)
 
-    def _rest(self, text: RequestText, match: TextMatch, limit: int) -> Sequence[int]:
-        is_known = match.follows or self._saved > 0
-        return super()._rest(text, match, limit) if is_known else ()
+    def _is_spent(self, req: Req, text: RequestText) -> bool:
+        is_free = req.parse_state.policy.always_drafts
+        return (text.saved <= 0 and not is_free) or super()._is_spent(req, text)
 
-    def _pay(self, text: RequestText, cost: float) -> None:
-        del text
-        self._saved -= cost
+    def _pay(self, text: RequestText, search_ms: float) -> None:
+        text.saved -= self._controller.tokens_in(LOOK_UP_MS + search_ms)
+
+    def observe(self, req: Req, one: Round) -> None:
+        super().observe(req, one)
+        _save(req.parse_state.notes.texts[self.name], one.num_output)
 
     def retract(self, req: Req) -> None:
         req.parse_state.notes.texts.pop(self.name, None)
+
+
+def _save(text: RequestText, count: int) -> None:
+    text.saved = min(MAX_SAVED, text.saved + SEARCH_SHARE * count)

@@ -98,7 +98,7 @@ class TextSource(Source):
         match, num_output = text.match, len(state.output_ids)
         if self._controller.is_step_due() and not state.policy.always_drafts:
             return f"{self.name}: a decode step is timed again"
-        if not match.follows and text.length.left(num_output) <= 0:
+        if not match.follows and self._is_spent(req, text):
             return f"{self.name}: it did not fit"  # a search would cost, too
         limit = min(self._config.draft_tokens, tokens_left(req))
         rest = self._rest(text, match, limit) if limit > 1 else ()
@@ -123,8 +123,8 @@ class TextSource(Source):
         return ""
 
     def room(self, req: Req) -> int:
-        state, text = req.parse_state, req.parse_state.notes.texts.get(self.name)
-        if text is None or self._is_off(req) or text.length.left(len(state.output_ids)) <= 0:
+        text = req.parse_state.notes.texts.get(self.name)
+        if text is None or self._is_off(req) or self._is_spent(req, text):
             return 0
         return max(0, min(MAX_TAIL, tokens_left(req) - 1))
 
@@ -156,13 +156,17 @@ class TextSource(Source):
         charges what looking for it has cost all."""
         before = match.num_searched
         rest = match.rest(limit)
-        num_searched = match.num_searched - before
-        self._pay(text, self._controller.tokens_in(self.search_ms * num_searched))
+        if num_searched := match.num_searched - before:
+            self._pay(text, self.search_ms * num_searched)
         return rest
 
-    def _pay(self, text: RequestText, cost: float) -> None:
-        """Charges a search of the text, in tokens of all running requests."""
-        text.length.lose(cost)
+    def _is_spent(self, req: Req, text: RequestText) -> bool:
+        """Whether the text may cost nothing more, not even a search."""
+        return text.length.left(len(req.parse_state.output_ids)) <= 0
+
+    def _pay(self, text: RequestText, search_ms: float) -> None:
+        """Charges a search of the text."""
+        text.length.lose(self._controller.tokens_in(search_ms))
 
     def _ends(self, text: RequestText, rest: Sequence[int], limit: int) -> Sequence[int]:
         """Where segments end in the part of ``rest`` that the next draft may have."""
