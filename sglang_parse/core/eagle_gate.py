@@ -1,11 +1,28 @@
 """Whether an EAGLE-3 head runs for a new request. It processes every token, for the sake of those
-that no other source drafts, which are few where others' drafts are good."""
+that it drafts, which are few where others' drafts are good."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sglang_parse.core.policy.constants import PolicyConfig
+
+
+@dataclass(slots=True)
+class EaglePrefills:
+    """The head's prefills, decayed: a few tokens take as long as many."""
+
+    num_tokens: float = 0.0
+    ms: float = 0.0
+
+    def see(self, num_tokens: int, ms: float, config: PolicyConfig) -> None:
+        keep = 1 - config.mean_weight * (num_tokens > 0)
+        self.num_tokens, self.ms = keep * self.num_tokens + num_tokens, keep * self.ms + ms
+
+    @property
+    def token_ms(self) -> float:
+        """Per token; 0 before the first prefill."""
+        return self.ms / max(1.0, self.num_tokens)
 
 
 @dataclass(slots=True)
@@ -29,7 +46,8 @@ class EagleGate:
         processes, in tokens that the running requests decode in that time."""
         if self.num_answers < config.window or not cost:
             return True
-        saved, cost = config.eagle_saving * self.decoded_tokens, cost * self.answer_tokens
+        saved = config.eagle_saving * self.decoded_tokens  # the head's part of their time left out
+        cost *= self.answer_tokens - self.decoded_tokens
         pays = saved >= cost * (config.resume_above if self.num_bypassed else 1.0)
         self.num_bypassed = 0 if pays else (self.num_bypassed + 1) % config.retry_every
         return not self.num_bypassed

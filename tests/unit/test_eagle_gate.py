@@ -48,6 +48,22 @@ def test_the_head_runs_where_it_saves_more_than_it_costs():
     assert not gate_after(8, ms=5.0).uses_eagle(KEY)
 
 
+def test_what_it_drafts_pays_for_itself():
+    """A load of 16 behind one of 1, whose short prompts took it long: as measured on the demo
+    target's MTP layer, which a quarter of the requests did without."""
+    controller = gate_after(100, ms=48.0, step_ms=4.0)
+    controller.num_running = 4
+    assert controller.uses_eagle(KEY)
+
+
+def test_a_short_prefill_counts_little():
+    controller = gate_after(8)
+    for _ in range(4):
+        controller.observe_prefill(0.0, 5, 2.0)
+        controller.observe_prefill(0.0, 800, 16.0)
+    assert controller.uses_eagle(KEY)
+
+
 def test_requests_and_tokens_of_a_step_share_its_time():
     controller = gate_after(4, step_ms=6.0)
     assert controller.uses_eagle(KEY)

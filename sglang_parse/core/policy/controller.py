@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from sglang_parse.core.block import ONE_TOKEN, BlockKind
 from sglang_parse.core.doubt import Doubt
+from sglang_parse.core.eagle_gate import EaglePrefills
 from sglang_parse.core.pace import Pace
 from sglang_parse.core.phases import DraftKey, DraftPlan
 from sglang_parse.core.policy.constants import DEFAULTS, PolicyConfig
@@ -57,7 +58,8 @@ class Controller:
         self._costs = {stage: StageCost(config, pace) for stage in Stage}
         self._chosen: dict[DraftKey, tuple[float, int, float]] = {}  # since the last iteration
         self._num_drafting, self._num_decoding, self._num_asked, self._has_plain = 1, 0, 0, False
-        self._now = self._debt_ms = self.head_ms = self._eagle_ms = 0.0  # the last per token
+        self._now = self._debt_ms = self.head_ms = 0.0
+        self._eagle = EaglePrefills()
 
     @property
     def is_adaptive(self) -> bool:
@@ -250,9 +252,7 @@ class Controller:
         processed, in ``eagle_ms``."""
         if self._has_plain and self.limits.max_slowdown:
             self._debt_ms += ms
-        if num_eagle_tokens:
-            weight = self.config.mean_weight if self._eagle_ms else 1.0
-            self._eagle_ms += weight * (eagle_ms / num_eagle_tokens - self._eagle_ms)
+        self._eagle.see(num_eagle_tokens, eagle_ms, self.config)
 
     def limit_iteration(
         self,
@@ -352,4 +352,4 @@ class Controller:
 
     def uses_eagle(self, key: DraftKey) -> bool:
         """Decides whether the head runs for a new request: see ``EagleGate``."""
-        return self.stats(key).gate.opens(self.tokens_in(self._eagle_ms), self.config)
+        return self.stats(key).gate.opens(self.tokens_in(self._eagle.token_ms), self.config)
