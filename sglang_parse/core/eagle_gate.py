@@ -16,8 +16,9 @@ class EaglePrefills:
     ms: float = 0.0
 
     def see(self, num_tokens: int, ms: float, config: PolicyConfig) -> None:
-        keep = 1 - config.mean_weight * (num_tokens > 0)
-        self.num_tokens, self.ms = keep * self.num_tokens + num_tokens, keep * self.ms + ms
+        if num_tokens:
+            keep = 1 - config.mean_weight
+            self.num_tokens, self.ms = keep * self.num_tokens + num_tokens, keep * self.ms + ms
 
     @property
     def token_ms(self) -> float:

@@ -151,15 +151,12 @@ def _captured_layers(
     layers = config.captured_layers
     if not layers:
         return None
-    if eagle is None:
-        return CapturedLayers.configure(runner, layers)
-    if config.mtp:
-        captured = CapturedLayers.configure(runner, layers)
-        eagle.columns = captured.keep_last(runner.model).to(runner.device)
-        return captured
-    eagle_layers = eagle.layers
+    eagle_layers = eagle.layers if eagle and not config.mtp else []
     captured = CapturedLayers.configure(runner, (*layers, *eagle_layers))
-    eagle.columns = captured.columns(eagle_layers).to(runner.device)
+    if eagle is not None:
+        model = runner.model
+        columns = captured.keep_last(model) if config.mtp else captured.columns(eagle_layers)
+        eagle.columns = columns.to(runner.device)
     return captured
 
 

@@ -44,7 +44,6 @@ from sglang_parse.engine.batch import select_requests, slots_of
 from sglang_parse.engine.broadcast import broadcast
 from sglang_parse.engine.eagle_head import EagleHead
 from sglang_parse.engine.faults import EAGLE_HEAD, MTP_LAYER, DraftGuard
-from sglang_parse.engine.judge.scorer import hidden_states_of
 from sglang_parse.engine.requests import proposal_len
 from sglang_parse.engine.sglang_types import Req, ScheduleBatch
 from sglang_parse.engine.verify import TargetResult
@@ -119,7 +118,8 @@ class EagleDecoder(EagleHead):
         if not reqs:
             return 0
         output = result.logits_output
-        hidden = self._columns_of(hidden_states_of(output))
+        hidden = output.last_hidden_states  # an MTP layer's, beside captured layers
+        hidden = self._columns_of(output.hidden_states) if hidden is None else hidden
         output.hidden_states = output.last_hidden_states = None
         view = copy.copy(batch)
         view.spec_algorithm = self.algorithm

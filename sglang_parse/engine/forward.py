@@ -205,7 +205,7 @@ def run_forward(
         sizes = (size for size in graph_sizes(target.runner) if size >= layout.num_rows)
         graph = next(sizes, 0) if done.can_run_graph else 0
     # The next replay of SGLang's CUDA graph writes to the same memory.
-    hidden = hidden_states_of(output).clone() if capture else None
+    hidden = hidden_states_of(output, copied=True) if capture else None
     return ForwardOutput(output.next_token_logits, hidden, graph)
 
 

@@ -216,14 +216,13 @@ class Verifier:
         decoded, parts = self.target.decode(batch, indices, last_ids), [*map(step_rows, indices)]
         logits_output = decoded.logits_output
         results, output = self._rows.results(batch, parts, logits_output.next_token_logits)
-        reqs = [batch.reqs[i] for i in indices]
-        for req in reqs:
-            req.parse_state.launch_decode()
+        for i in indices:
+            batch.reqs[i].parse_state.launch_decode()
         return TargetForward(
             parts,
             [results],
             batch.reqs,
-            hidden=hidden_states_of(logits_output) if needs_hidden_states(reqs) else None,
+            hidden=hidden_states_of(logits_output),
             replays=decoded.can_run_graph,
             output=output,
             is_decode_only=True,

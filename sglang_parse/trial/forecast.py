@@ -218,6 +218,5 @@ class Trial(Answered):
 
 def _length_of(record: TraceRecord) -> int:
     """The draft's, where the text is long enough."""
-    planned = record["plan"].get("draft_tokens")
-    drafted = len(record["draft_token_ids"])
-    return drafted if record["in_doubt"] or not planned else int(planned)
+    planned = None if record["in_doubt"] else record["plan"].get("draft_tokens")
+    return int(planned or len(record["draft_token_ids"]))

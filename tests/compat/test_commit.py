@@ -39,7 +39,7 @@ from sglang_parse.engine import verify as verify_module
 from sglang_parse.engine.faults import NO_LOGIT, NO_LOGITS
 from sglang_parse.engine.forward import step_rows, verify_rows
 from sglang_parse.engine.judge.judge import WINDOW
-from sglang_parse.engine.judge.scorer import Scorer
+from sglang_parse.engine.judge.scorer import CapturedLayers, Scorer
 from sglang_parse.engine.row_results import RowResults
 from sglang_parse.engine.sources.eagle import EagleSource
 from sglang_parse.engine.trace import trace_record
@@ -712,6 +712,7 @@ def test_nor_more_of_its_hidden_states():
         target_tokens=[11, 12, 77, 14, 15],
         scores=[[0.0, 0.0, -k, k] for k in range(5)],
     )
+    one.verdicts.captured = CapturedLayers((3,), 8)
     record = trace_record(one.state, found, one.verdicts, torch.zeros(5, 8))
     assert record["hidden_states"]["shape"] == [3, 8]
     assert (record["draft_logprobs"], record["draft_entropies"]) == ([0, -1], [0, 1])

@@ -226,6 +226,8 @@ def test_a_pass(is_masked: bool, question: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.MonkeyPatch):
     """Token mode wants logits of every row: 64 drafts of 256 tokens, a vocabulary of 152,000."""
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
     from sglang_parse.engine import forward as forwards
 
     vocab, num_reqs, draft = 152_000, 64, 256
@@ -248,7 +250,7 @@ def test_the_logits_of_many_drafts_never_lie_side_by_side(monkeypatch: pytest.Mo
         logits = torch.zeros(rows[-1], vocab, device=GPU)
         assert logits.nbytes <= forwards.MAX_LOGITS_BYTES == 2**30
         made.append(weakref.ref(logits))
-        output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
+        output = LogitsProcessorOutput(next_token_logits=logits, hidden_states=None)
         return SimpleNamespace(logits_output=output, can_run_graph=False)
 
     monkeypatch.setattr(runner, "forward", forward, raising=False)

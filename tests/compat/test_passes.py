@@ -61,7 +61,9 @@ class Launched:
         state = RequestState(RequestPolicy(threshold=0.5, uses_eagle=capture))
         common = {"lora_id": None, "parse_state": state, "return_logprob": False}
         reqs = [SimpleNamespace(rows=part, **common) for part in PARTS]
-        verifier = verify.Verifier(target, SimpleNamespace(scorer=None, layers=()), is_masked=True)
+        verifier = verify.Verifier(
+            target, SimpleNamespace(scorer=None, captured=None), is_masked=True
+        )
         batch = SimpleNamespace(reqs=reqs)
         self.forward = verifier.verify(batch, DRAFTED, DECODING)
 

@@ -75,6 +75,7 @@ def test_which_targets_have_them(
 
 def test_a_row_is_a_step_behind_the_rows_before_it(monkeypatch: pytest.MonkeyPatch):
     """Of the same request; logits are those of the rows that need them, hidden states of all."""
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
     seen: list[Any] = []
@@ -89,7 +90,7 @@ def test_a_row_is_a_step_behind_the_rows_before_it(monkeypatch: pytest.MonkeyPat
 
     def run(batch: Any) -> Any:
         rows = torch.arange(batch.batch_size)[:, None]
-        output = SimpleNamespace(next_token_logits=rows, hidden_states=10 * rows)
+        output = LogitsProcessorOutput(next_token_logits=rows, hidden_states=10 * rows)
         return SimpleNamespace(logits_output=output, can_run_graph=True)
 
     monkeypatch.setattr(ForwardBatch, "init_new", init_new)

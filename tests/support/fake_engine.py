@@ -109,6 +109,8 @@ class Runner:
         )
 
     def forward(self, forward_batch: Any) -> Any:
+        from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
         from sglang_parse.attention.spec_input import ParseVerifyInput
 
         self.forwards.append(forward_batch)
@@ -124,7 +126,7 @@ class Runner:
         if forward_batch.capture_hidden_mode.is_full():
             hidden = torch.zeros(len(forward_batch.input_ids), 6, device=GPU)
         return SimpleNamespace(
-            logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=hidden),
+            logits_output=LogitsProcessorOutput(next_token_logits=logits, hidden_states=hidden),
             can_run_graph=forward_batch.forward_mode.is_decode(),
         )
 

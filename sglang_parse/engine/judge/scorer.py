@@ -164,11 +164,12 @@ def next_likelihoods(
     return found.nan_to_num_(nan=MIN_LOGPROB).clamp_(min=MIN_LOGPROB)
 
 
-def hidden_states_of(output: LogitsProcessorOutput) -> torch.Tensor:
-    """[rows, width] what a target forward captured."""
+def hidden_states_of(output: LogitsProcessorOutput, *, copied: bool = False) -> torch.Tensor | None:
+    """[rows, width] what a target forward captured, if it did; ``copied``: in memory of its own."""
     hidden, last = output.hidden_states, output.last_hidden_states
-    assert hidden is not None
-    return hidden if last is None else torch.cat([hidden, last], dim=-1)
+    if hidden is None or last is None:
+        return hidden.clone() if copied and hidden is not None else hidden
+    return torch.cat([hidden, last], dim=-1)
 
 
 def encode_hidden_states(hidden: torch.Tensor, captured: CapturedLayers) -> dict[str, Any]:
