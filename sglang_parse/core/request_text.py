@@ -36,6 +36,11 @@ class RequestText:
     ends_answer: bool = False
     num_unused: int = 0
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the answer has just come to the text's end, where it is to end, too."""
+        return self.ends_answer and self.match.is_at_end
+
     def replace(self, match: TextMatch, *, is_complete: bool = True) -> None:
         """Another text of the same source drafts."""
         self.match, self.is_complete, self.ends_answer = match, is_complete, False

@@ -26,7 +26,8 @@ class StageTime:
 
     Attributes:
         size: tokens of a draft prefill, rows of a verify pass, else requests.
-        num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
+        num_tokens: draft tokens per request of DRAFT, output tokens of DECODE; of VERIFY, drafts
+            per request.
         num_forwards, kind: of DRAFT: 0 stands for one forward per draft token.
         continued: of DRAFT in blocks, per request: tokens of the blocks inside a draft, and their
             number. Its first block brings one token, whatever its kind, and its last one, which

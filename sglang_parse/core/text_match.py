@@ -25,6 +25,8 @@ MAX_PLACES = 4096
 PATIENCE = 8
 """While the answer is off the text by n tokens, a look-up that finds nothing is repeated after
 1 + n // PATIENCE more."""
+CLOSING = 4
+"""Tokens behind a text's end that close what it is in: a code block, a quotation."""
 
 
 class TextMatch:
@@ -80,6 +82,11 @@ class TextMatch:
     def follows(self) -> bool:
         """Whether the answer is at a known place of the text."""
         return self._place is not None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the answer has followed the text to its end, ``CLOSING`` tokens ago at most."""
+        return 0 < self._behind == len(self._tokens) and self._num_off <= CLOSING
 
     def extend(self, token_ids: Sequence[int], *, grows: bool = False) -> None:
         """Adds tokens to the text's end, its last ones unless it ``grows``."""

@@ -93,7 +93,7 @@ def _verify(engine: Engine, batch: ScheduleBatch, num_rows: int, num_asked: int)
     forward.wait()
     watch.stop(forward.made)
     assert watch.ms is not None  # the host has waited
-    return StageTime(Stage.VERIFY, num_rows, 0, watch.ms, graphs=forward.graphs, num_rows=num_rows)
+    return StageTime(Stage.VERIFY, num_rows, 1, watch.ms, graphs=forward.graphs, num_rows=num_rows)
 
 
 def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:

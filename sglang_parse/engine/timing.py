@@ -172,7 +172,7 @@ class StageTimer:
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], head_stage, head_ms)
             if Action.VERIFY in actions:
-                stage = Stage.VERIFY, forward.num_rows, 0
+                stage = Stage.VERIFY, forward.num_rows, 1 - num_decoding / len(parts)
             else:
                 stage = Stage.DECODE, num_decoding, num_decoded
             rows, graphs = forward.num_rows, forward.graphs

@@ -318,6 +318,26 @@ def test_searches_of_long_prompts_take_a_small_part_of_a_step(monkeypatch: pytes
     assert 15 * 200 < num_searched < 30 * 200
 
 
+def test_the_prompt_does_not_draft_behind_a_predictions_end(monkeypatch: pytest.MonkeyPatch):
+    """What follows the same tokens in the prompt would not be the answer: that ends, or closes the
+    code block that the prediction is in."""
+    server, prompt = Server(monkeypatch, prompt_drafts="on"), "one two three four"
+    assert server.start(server.request(prompt), "two three") == ""
+    req = server.request(prompt, prediction="two three")
+    assert server.start(req, "two three") == "prediction: does not fit here"
+    assert server.start(req, "; and one ") == ""
+    assert req.parse_state.draft.source == PROMPT
+
+
+def test_beside_a_prediction_one_token_tells_the_prompt_less(monkeypatch: pytest.MonkeyPatch):
+    """Where the prediction does not go on, a copy of what it is made from does not, either."""
+    server = Server(monkeypatch, mode="auto", prompt_drafts="on")
+    for stage, rows, ms in [(Stage.DECODE, 1, 10), (Stage.VERIFY, 9, 20)] * 4:
+        server.controller.observe([StageTime(stage, rows, 1, ms, num_rows=rows)], [(None, 1)])
+    assert server.start(server.request("one two three"), "Aw") == ""
+    assert server.start(server.request("one two three", prediction="xyz"), "Aw")
+
+
 def test_no_token_of_an_image_is_drafted(monkeypatch: pytest.MonkeyPatch):
     server = Server(monkeypatch, prompt_drafts="on")
     req = server.request("one two three")

@@ -62,9 +62,10 @@ def speedup(seed: int, chance: Chance, paces: tuple[float, ...], num_running: in
     def cost(count: int) -> float:
         return controller.extra_cost(1 + count)
 
-    def observe(ms: float, rows: int, output: list[int]) -> None:
-        is_step = rows == num_running
-        stage, count = (Stage.DECODE, num_running) if is_step else (Stage.VERIFY, 0)
+    def observe(ms: float, rows: int, output: list[int], num_drafts: int = 0) -> None:
+        stage, count = Stage.DECODE, float(num_running)
+        if num_drafts:
+            stage, count = Stage.VERIFY, num_drafts / num_running
         controller.observe(
             [StageTime(stage, rows, count, ms, num_rows=rows)], [(None, n) for n in output]
         )
@@ -96,7 +97,7 @@ def speedup(seed: int, chance: Chance, paces: tuple[float, ...], num_running: in
             plain += (STEP_MS + ROW_MS * num_running) * pace * sum(output) / num_running
             for length, match, one, paid in drafts:
                 length.observe(match, cast("Round", one), paid)
-            observe(ms, rows, output)
+            observe(ms, rows, output, len(drafts))
             written = [a + b for a, b in zip(written, output, strict=True)]
     return plain / spent
 

@@ -501,6 +501,21 @@ def test_cost_of_a_pass_at_the_load():
     assert controller.extra_cost(399) == pytest.approx(2.0, rel=0.02)
 
 
+def test_drafts_of_one_pass_share_what_it_costs_beside_its_rows():
+    """A pass takes half as long again as a step, whatever its rows. Six requests that each had to
+    pay that alone would never draft."""
+    shared, alone = Controller(FREE), Controller(FREE)
+    for controller, share in ((shared, 1.0), (alone, 1 / 6)):
+        controller.num_running = 6
+        for rows in [6, 12, 24, 48] * 30:
+            timed = StageTime(Stage.VERIFY, rows, share, 1.5 * STEP_MS, num_rows=rows)
+            if rows == 6:
+                timed = StageTime(Stage.DECODE, 6, 6, STEP_MS, num_rows=6)
+            controller.observe([timed], [(None, 1)] * 6)
+    assert shared.extra_cost(5) == pytest.approx(0.5, rel=0.1)
+    assert alone.extra_cost(7) == pytest.approx(3, rel=0.1)
+
+
 def test_what_the_draft_model_would_bring():
     assert Controller().drafted_tokens(HALF) == 1  # nothing is timed
     controller = with_costs()

@@ -14,7 +14,7 @@ from sglang_parse.core.request import RequestState
 from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.round import Round
 from sglang_parse.core.segment import whole_segments
-from sglang_parse.core.text_match import MAX_MATCH, MAX_PLACES, TextMatch
+from sglang_parse.core.text_match import CLOSING, MAX_MATCH, MAX_PLACES, TextMatch
 from support.rounds import round_of
 
 pytestmark = pytest.mark.unit
@@ -89,6 +89,19 @@ def test_the_nearest_place_behind_the_last_one_comes_first():
 def test_a_longer_match_far_off_wins():
     text = [1, 2, 3, 9, 5, *[0] * 40, 6, 7, 9, 8]
     assert followed(text, [1, 2, 6, 7, 9]).rest(1) == [8]
+
+
+def test_the_answer_is_at_the_texts_end_for_a_few_tokens():
+    """A code block is closed behind it."""
+    match = followed(TEXT, TEXT[:-1])
+    assert not match.is_at_end
+    for token in (TEXT[-1], *[7] * CLOSING):
+        match.follow([token])
+        assert match.is_at_end
+        match.rest(8)  # looks for the place
+    match.follow([7])
+    assert not match.is_at_end
+    assert not TextMatch([]).is_at_end
 
 
 def test_text_that_arrives_later():

@@ -59,7 +59,7 @@ class Controller:
         self._chosen: dict[DraftKey, tuple[float, int, float]] = {}  # since the last iteration
         self._num_drafting, self._num_decoding, self._num_asked, self._has_plain = 1, 0, 0, False
         self._now = self._debt_ms = self.head_ms = 0.0
-        self._eagle = EaglePrefills()
+        self._eagle, self._sharing = EaglePrefills(), 1.0
 
     @property
     def is_adaptive(self) -> bool:
@@ -209,7 +209,6 @@ class Controller:
         busy_ms = sum(timed.ms for timed, _ in learned if timed.stage is not Stage.SCHEDULER)
         self._now += busy_ms
         step_ms = self._costs[Stage.DECODE].at(max(1, len(outputs))) or 0.0
-        # The fairness debt: what iterations beside plain requests exceed ``max_slowdown`` by.
         bound_ms = self._has_plain * self.limits.max_slowdown * step_ms
         self._debt_ms = max(0.0, self._debt_ms + busy_ms - bound_ms) if bound_ms else 0.0
         rest = [num_tokens for key, num_tokens in outputs if key is None]
@@ -239,6 +238,8 @@ class Controller:
         if timed.stage is Stage.DRAFT:
             return self.blocks.observe(timed)
         size = max(1, timed.size)
+        if timed.stage is Stage.VERIFY:
+            self._sharing += self.config.mean_weight * (timed.num_tokens - self._sharing)
         if timed.stage is Stage.DECODE:
             gain = timed.num_tokens / size - self._tokens_per_step
             self._tokens_per_step += self.config.mean_weight * gain
@@ -275,7 +276,8 @@ class Controller:
 
         Returns:
             Draft tokens of this iteration, and how many ready drafts to verify: at least one of
-            each, none while plain requests have a fairness debt.
+            each, none while plain requests have a fairness debt: what iterations beside them
+            exceeded ``max_slowdown`` by.
         """
         limits, chunk, num_ready = self.limits, self.limits.draft_chunk, len(verify_rows)
         self._has_plain, self._num_decoding = num_plain > 0, num_decoding
@@ -318,14 +320,18 @@ class Controller:
     def extra_cost(self, rows: int, *, always: bool = False) -> float:
         """Cost of verifying so many rows of one request instead of a decode step of it, in tokens
         that the running requests decode in that time, and those that an EAGLE-3 head would have
-        added to the step; 0 unless adaptive, or if the request ``always`` drafts."""
+        added to the step; 0 unless adaptive, or if the request ``always`` drafts. As many drafts
+        as in the latest passes share a pass: one alone would pay for all that it has beside
+        rows."""
         if always or not self.is_adaptive:
             return 0.0
         step_ms = self.ms(Stage.VERIFY) + self.head_ms
         if not (step_ms and self.steps_in(1.0)):
             return self.config.row_cost * rows
-        more_ms = max(0.0, self.ms(Stage.VERIFY, self.num_running - 1 + rows) - step_ms)
-        return max(0.0, self._tokens_per_step * (1 + self.num_running * more_ms / step_ms) - 1)
+        num_drafts = max(1.0, self._sharing * self.num_running)
+        pass_ms = self.ms(Stage.VERIFY, self.num_running + num_drafts * (rows - 1))
+        num_steps = 1 + self.num_running * max(0.0, pass_ms / step_ms - 1) / num_drafts
+        return max(0.0, self._tokens_per_step * num_steps - 1)
 
     def is_step_due(self) -> bool:
         """Whether a decode step should be timed again, so that no text drafts in this iteration."""

@@ -50,13 +50,11 @@ class StageCost:
         self._num_runs[kernels] += 1
         if self._num_runs[kernels] <= config.cold_forwards:
             return None if expected is None or ms > config.max_outlier * expected else ms
-        # What was seen long ago tells less than this one.
         is_old = self._num_seen - mean.last_seen >= config.retry_every
         mean.num_seen, mean.last_seen = 1 if is_old else 1 + mean.num_seen, self._num_seen
         known = expected if expected and mean.num_seen > 1 else ms
         ms = min(ms, config.max_outlier * known)
-        # A mean well above what is seen now comes from cold forwards. Twice: one low time may be a
-        # mistake.
+        # A mean well above two times in a row is of cold forwards; one low time may be a mistake.
         now = ms / self._pace.factor
         is_high = max(now, mean.last_ms) < 0.75 * mean.ms
         weight = max(0.5 if is_high else config.mean_weight, 1 / mean.num_seen)

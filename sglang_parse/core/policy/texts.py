@@ -27,9 +27,9 @@ class TextSourceStats:
         self._hits: dict[int, float] = {}
 
     def hit(self, match_len: int) -> float:
-        """Chance that the first token is output."""
-        prior = 0.5 if match_len else 0.75  # as likely as not; the answer follows the text
-        return self._hits.get(min(match_len, KNOWN_WELL), prior)
+        """Chance that the first token is output; before the first draft as likely as not, and more
+        where the answer follows the text."""
+        return self._hits.get(min(match_len, KNOWN_WELL), 0.5 if match_len else 0.75)
 
     def expect(self, match_len: int, draft_tokens: int) -> float:
         """Mean output tokens of a draft."""
