@@ -24,6 +24,8 @@ GROUPS = (0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3)
 """Of MATCHES: one request's copies are better, or worse, than others' in all of a group alike."""
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_CHANCE = 0.995
+SURE = 6
+"""Matching tokens from which on a copy is hardly right by chance."""
 MIN_REACH = 0.02
 """Chance of a draft's last token from which on longer drafts are not looked at."""
 MIN_SPEEDUP = 1.05
@@ -115,8 +117,11 @@ class CopyLength(TextLength):
 
     def refund(self, match_len: int) -> None:
         """The copy's next token was decoded, and the step that waited for it was right to. No more
-        than that wait: every answer has copies that are right by chance."""
-        if match_len > 1:
+        than that wait, since every answer has copies that are right by chance; but what a draft of
+        a sure one would have brought: a pass may cost more than can be lost at first."""
+        if match_len >= SURE:
+            super().lose(-1)
+        elif match_len > 1:
             super().lose(-self._waited)
             self._waited = 0.0
 

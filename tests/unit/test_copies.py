@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_parse.core.copies import CHANCES, CopyLength, CopyStats
+from sglang_parse.core.copies import CHANCES, SURE, CopyLength, CopyStats
 from sglang_parse.core.loss import Budget
 from sglang_parse.core.policy.constants import DEFAULTS
 from sglang_parse.core.policy.texts import TextLength, TextSourceStats
+from sglang_parse.core.prompt_match import PromptMatch
+from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.round import Round
 from support.own_answers import KINDS, own_answers
 from support.prompt_replay import (
@@ -153,6 +155,21 @@ def test_no_request_loses_more_than_its_budget(rounds: list):
             length.watch(match_len, fits=fits > 0.5)
         written += right + 1
         assert lost <= DEFAULTS.text_loss + DEFAULTS.text_loss_rate * written + 1e-9
+
+
+def test_a_sure_copy_drafts_where_a_pass_costs_more_than_may_be_lost_at_first():
+    """A pass takes a fifth longer than a step, whatever its rows, and six requests share it: none
+    would ever try, and none would ever learn that drafts bring more."""
+    match, length = PromptMatch([*range(100, 200)]), new_length()
+    text, drafted = RequestText(match, length), 0
+    for place in range(100, 140):
+        text.follow([*range(100, place)])
+        rest = match.rest(64)
+        drafted = length.choose(match.match_len, len(rest), place - 100, lambda n: 1.2 + 0.1 * n)
+        if drafted:
+            break
+    assert drafted
+    assert SURE <= match.match_len < SURE + 3
 
 
 def test_texts_of_a_request_share_one_budget():
