@@ -30,7 +30,7 @@ MIN_REACH = 0.02
 """Chance of a draft's last token from which on longer drafts are not looked at."""
 MIN_SPEEDUP = 1.05
 """Expected, over what else would happen."""
-PRIOR, MEMORY = 50, 500
+PRIOR, MEMORY = 25, 500
 """Tokens that the server's chances count as before the first one, and at most."""
 OWN_WEIGHT, OWN_KEEP = 12.0, 0.97
 """Tokens of the server's chances that a request's own are mixed with; what is kept of the latter

@@ -298,24 +298,24 @@ def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyP
 def test_searches_of_long_prompts_take_a_small_part_of_a_step(monkeypatch: pytest.MonkeyPatch):
     """2 % of the time for all of 64 requests, and what each may save; where none is left, it
     decodes, and the loss budget is not charged."""
-    server, num_steps = busy_server(monkeypatch, prompt_drafts="on"), 100
+    server, num_steps = busy_server(monkeypatch, prompt_drafts="on"), 200
     prompt = "".join(map(chr, range(200, 50_200)))
     reqs = [server.request(prompt + prompt) for _ in range(64)]
     for step in range(num_steps):
         for req in reqs:
-            assert server.start(req, chr(1 + step)) == NOTHING
+            assert server.start(req, chr(1 + step % 100)) == NOTHING
     texts = [req.parse_state.notes.texts[PROMPT] for req in reqs]
     num_searched = sum(text.match.num_searched for text in texts)
     num_look_ups = num_searched / len(reqs[0].origin_input_ids)
     spent_ms = SEARCH_MS_PER_TOKEN / 4 * num_searched + LOOK_UP_MS * num_look_ups
     assert 0.015 < spent_ms / (25 * num_steps) <= 0.024
     assert {text.length.net_loss for text in texts} == {0.0}
-    # A short one's look-up is 0.05 ms, a tenth of the request's part of a step.
+    # A short one's look-up is 0.1 ms, a quarter of the request's part of a step.
     short = server.request("0123456789" * 20)
     for place in range(100):
         server.start(short, chr(1 + place))
     num_searched = short.parse_state.notes.texts[PROMPT].match.num_searched
-    assert 15 * 200 < num_searched < 30 * 200
+    assert 7 * 200 < num_searched < 13 * 200
 
 
 def test_the_prompt_does_not_draft_behind_a_predictions_end(monkeypatch: pytest.MonkeyPatch):

@@ -22,8 +22,9 @@ SEARCH_SHARE = 0.02
 each token that they brought."""
 MAX_SAVED = 0.25
 """Tokens' time that a request's look-ups leave unused for later ones, at most."""
-LOOK_UP_MS = 0.05
-"""Of a look-up, beside ``search_ms``: a constant, because the ranks' clocks differ."""
+LOOK_UP_MS = 0.1
+"""Of a look-up, beside ``search_ms``, between forwards, whose weights leave no cache warm: a
+constant, because the ranks' clocks differ."""
 
 
 class PromptSource(TextSource):
