@@ -299,11 +299,11 @@ def test_searches_of_long_prompts_take_a_small_part_of_a_step(monkeypatch: pytes
     """2 % of the time for all of 64 requests, and what each may save; where none is left, it
     decodes, and the loss budget is not charged."""
     server, num_steps = busy_server(monkeypatch, prompt_drafts="on"), 200
-    prompt = "".join(map(chr, range(200, 50_200)))
+    prompt = "".join(map(chr, range(300, 50_300)))
     reqs = [server.request(prompt + prompt) for _ in range(64)]
     for step in range(num_steps):
         for req in reqs:
-            assert server.start(req, chr(1 + step % 100)) == NOTHING
+            assert server.start(req, chr(1 + step)) == NOTHING
     texts = [req.parse_state.notes.texts[PROMPT] for req in reqs]
     num_searched = sum(text.match.num_searched for text in texts)
     num_look_ups = num_searched / len(reqs[0].origin_input_ids)
