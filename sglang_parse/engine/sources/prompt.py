@@ -7,9 +7,9 @@ passage that somebody else wrote, and a lenient verdict at the place of a change
 
 from __future__ import annotations
 
-from sglang_parse.core.copies import BESIDE_TEXTS, CopyLength, CopyStats
+from sglang_parse.core.copies import BESIDE_PREDICTION, CopyLength, CopyStats
 from sglang_parse.core.options import RequestOptions
-from sglang_parse.core.phases import PROMPT
+from sglang_parse.core.phases import PREDICTION, PROMPT
 from sglang_parse.core.prompt_match import PromptMatch
 from sglang_parse.core.request_text import RequestText
 from sglang_parse.core.round import Round
@@ -37,7 +37,7 @@ class PromptSource(TextSource):
 
     def __init__(self, parts: TextParts) -> None:
         super().__init__(PROMPT, parts)
-        self._copies, self._beside_texts = CopyStats(), CopyStats(BESIDE_TEXTS)
+        self._copies, self._beside_prediction = CopyStats(), CopyStats(BESIDE_PREDICTION)
 
     def receive(self, req: Req, options: RequestOptions) -> None:
         is_on = self._config.prompt_drafts == options.prompt_drafts == "on"
@@ -53,7 +53,7 @@ class PromptSource(TextSource):
             match = PromptMatch(req.origin_input_ids, req.vocab_size)
             adapts = self._controller.is_adaptive and not req.parse_state.policy.always_drafts
             probe_tokens = 0 if adapts else self._controller.config.probe_tokens
-            stats = self._beside_texts if texts else self._copies
+            stats = self._beside_prediction if PREDICTION in texts else self._copies
             length = CopyLength(stats, self._budget_of(req), probe_tokens)
             texts[self.name] = RequestText(match, length, saved=MAX_SAVED)
         _save(texts[self.name], 1)
