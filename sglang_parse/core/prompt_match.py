@@ -43,6 +43,8 @@ class PromptMatch(TextMatch):
         num_searched: tokens that all look-ups so far went through.
     """
 
+    is_at_end = False  # what is output joins it
+
     def __init__(self, prompt_ids: Sequence[int], vocab_size: int = 2**31 - 1) -> None:
         self._start = MAX_MATCH + len(prompt_ids)
         self._tokens = np.empty(self._start + self._start // 4 + 256, np.int32)

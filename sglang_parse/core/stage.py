@@ -26,13 +26,13 @@ class StageTime:
 
     Attributes:
         size: tokens of a draft prefill, rows of a verify pass, else requests.
-        num_tokens: draft tokens per request of DRAFT, output tokens of DECODE; of VERIFY, drafts
-            per request.
+        num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
         num_forwards, kind: of DRAFT: 0 stands for one forward per draft token.
         continued: of DRAFT in blocks, per request: tokens of the blocks inside a draft, and their
             number. Its first block brings one token, whatever its kind, and its last one, which
             its length cuts, is no measure either. None: all tokens of all forwards.
         graphs: of VERIFY: rows of the CUDA graphs that its forwards replayed; 0 without one.
+        share: of VERIFY: the part of its requests that have a draft in it.
         num_rows, head_ms: of a target forward: its rows, and the EAGLE-3 head's part of ``ms``.
     """
 
@@ -46,6 +46,7 @@ class StageTime:
     continued: tuple[float, float] | None = None
     num_rows: int = 0
     head_ms: float = 0.0
+    share: float = 0.0
 
 
 def half_octave_of(size: float) -> int:

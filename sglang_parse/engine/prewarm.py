@@ -93,7 +93,8 @@ def _verify(engine: Engine, batch: ScheduleBatch, num_rows: int, num_asked: int)
     forward.wait()
     watch.stop(forward.made)
     assert watch.ms is not None  # the host has waited
-    return StageTime(Stage.VERIFY, num_rows, 1, watch.ms, graphs=forward.graphs, num_rows=num_rows)
+    rows, graphs = num_rows, forward.graphs
+    return StageTime(Stage.VERIFY, rows, 0, watch.ms, graphs=graphs, num_rows=rows, share=1.0)
 
 
 def _run_draft(engine: Engine, drafter: Drafter, batch: ScheduleBatch) -> None:

@@ -172,13 +172,12 @@ class StageTimer:
         def record(ms: float, head_ms: float) -> None:
             _share([state for state in states if state.policy.uses_eagle], head_stage, head_ms)
             if Action.VERIFY in actions:
-                stage = Stage.VERIFY, forward.num_rows, 1 - num_decoding / len(parts)
+                stage = Stage.VERIFY, forward.num_rows, 0
             else:
                 stage = Stage.DECODE, num_decoding, num_decoded
-            rows, graphs = forward.num_rows, forward.graphs
-            self._stages.append(
-                StageTime(*stage, ms + head_ms, graphs=graphs, num_rows=rows, head_ms=head_ms)
-            )
+            rows, share = forward.num_rows, 1 - num_decoding / len(parts)
+            timed = StageTime(*stage, ms + head_ms, graphs=forward.graphs, num_rows=rows)
+            self._stages.append(replace(timed, head_ms=head_ms, share=share))
 
         self.when_passed(charge, watch)
         self.when_passed(record, watch, head)

@@ -345,8 +345,7 @@ class Replay:
             self._draft(drafting, min(chunk, max(r.draft_limit - r.num_drafted for r in drafting)))
         num_rows = sum(r.verify_rows for r in verified) + len(decoding)
         if verified:
-            share = len(verified) / (len(verified) + len(decoding))
-            self._spend(Stage.VERIFY, num_rows, share, self.costs.verify(num_rows))
+            self._spend(Stage.VERIFY, num_rows, 0, self.costs.verify(num_rows))
         elif decoding:
             self._spend(
                 Stage.DECODE, len(decoding), len(decoding), self.costs.decode(len(decoding))
@@ -437,7 +436,7 @@ class Replay:
         request.num_output += count
         self.num_tokens += count
 
-    def _spend(self, stage: Stage, size: int, num_tokens: float, ms: float) -> None:
+    def _spend(self, stage: Stage, size: int, num_tokens: int, ms: float) -> None:
         is_graph = stage is Stage.VERIFY and self._graph(size)
         kind = stage, self._graph(size) if is_graph else round(2 * math.log2(max(1, size)))
         if kind not in self._warm:

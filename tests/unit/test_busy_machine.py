@@ -63,12 +63,9 @@ def speedup(seed: int, chance: Chance, paces: tuple[float, ...], num_running: in
         return controller.extra_cost(1 + count)
 
     def observe(ms: float, rows: int, output: list[int], num_drafts: int = 0) -> None:
-        stage, count = Stage.DECODE, float(num_running)
-        if num_drafts:
-            stage, count = Stage.VERIFY, num_drafts / num_running
-        controller.observe(
-            [StageTime(stage, rows, count, ms, num_rows=rows)], [(None, n) for n in output]
-        )
+        stage, count = (Stage.VERIFY, 0) if num_drafts else (Stage.DECODE, num_running)
+        timed = StageTime(stage, rows, count, ms, num_rows=rows, share=num_drafts / num_running)
+        controller.observe([timed], [(None, n) for n in output])
 
     for _ in range(12):
         observe((STEP_MS + ROW_MS * num_running) * machine.tick(), num_running, [1] * num_running)

@@ -508,7 +508,7 @@ def test_drafts_of_one_pass_share_what_it_costs_beside_its_rows():
     for controller, share in ((shared, 1.0), (alone, 1 / 6)):
         controller.num_running = 6
         for rows in [6, 12, 24, 48] * 30:
-            timed = StageTime(Stage.VERIFY, rows, share, 1.5 * STEP_MS, num_rows=rows)
+            timed = StageTime(Stage.VERIFY, rows, 0, 1.5 * STEP_MS, share=share)
             if rows == 6:
                 timed = StageTime(Stage.DECODE, 6, 6, STEP_MS, num_rows=6)
             controller.observe([timed], [(None, 1)] * 6)

@@ -239,7 +239,7 @@ class Controller:
             return self.blocks.observe(timed)
         size = max(1, timed.size)
         if timed.stage is Stage.VERIFY:
-            self._sharing += self.config.mean_weight * (timed.num_tokens - self._sharing)
+            self._sharing += self.config.mean_weight * (timed.share - self._sharing)
         if timed.stage is Stage.DECODE:
             gain = timed.num_tokens / size - self._tokens_per_step
             self._tokens_per_step += self.config.mean_weight * gain

@@ -54,7 +54,7 @@ class StageCost:
         mean.num_seen, mean.last_seen = 1 if is_old else 1 + mean.num_seen, self._num_seen
         known = expected if expected and mean.num_seen > 1 else ms
         ms = min(ms, config.max_outlier * known)
-        # A mean well above two times in a row is of cold forwards; one low time may be a mistake.
+        # A mean well above two forwards in a row comes from cold ones; one may be a mistake.
         now = ms / self._pace.factor
         is_high = max(now, mean.last_ms) < 0.75 * mean.ms
         weight = max(0.5 if is_high else config.mean_weight, 1 / mean.num_seen)
