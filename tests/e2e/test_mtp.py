@@ -248,8 +248,8 @@ FEW_SLOTS = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8", "SGLANG_TEST_RETRACT_
 
 @pytest.fixture(scope="module")
 def trained(start_server: Start) -> Iterator[Client]:
-    """Token mode, short of KV slots."""
-    layer = ("--parse-mtp", LAYER, "--parse-verification", "token", *OVERLAP)
+    """Token mode, short of KV slots; proposals of one length, whatever passes take."""
+    layer = ("--parse-mtp", LAYER, "--parse-verification", "token", *ALWAYS, *OVERLAP)
     tight = ("--max-total-tokens", "1100", "--page-size", "4")
     flags = (*DEMO, *PARSE, *layer, *tight)
     yield from served(start_server, "mtp-trained", *flags, **FEW_SLOTS)
@@ -320,7 +320,7 @@ def test_a_trained_layers_passes(
     start_server: Start, trained: Client, problems: list[str], wanted: list[dict]
 ):
     """Stock NEXTN's, at a chain's length."""
-    answers = trained.generate_all(problems, 1, parse=EXACT, **WHOLE)
+    answers = trained.generate_all(problems, 1, parse=EXACT | {"prompt_drafts": "off"}, **WHOLE)
     stock = (*DEMO, *STOCK, "--speculative-draft-model-path", LAYER)
     for client in served(start_server, "nextn-trained", *stock, "--disable-overlap-schedule"):
         theirs = client.generate_all(problems, 1, **WHOLE)
