@@ -55,7 +55,8 @@ class Models:
         question: PARSE's question file; "" asks the built-in one.
         flags: of SGLang, for every server.
         parse_flags: more flags for the servers with PARSE.
-        standalone_steps, eagle3_steps: draft tokens per verification; an MTP layer has the head's.
+        standalone_steps, eagle3_steps: draft tokens per verification of stock servers; an MTP layer
+            has the head's. PARSE has its own default.
         judge: folder with a verdict head for the target, in place of the question.
         dflash: folder with a DFLASH draft for the target.
         mtp: the target's MTP layer, as of ``--parse-mtp``.
@@ -68,7 +69,7 @@ class Models:
     flags: tuple[str, ...] = COMMON_FLAGS
     parse_flags: tuple[str, ...] = ()
     standalone_steps: int = 4
-    eagle3_steps: int = 4
+    eagle3_steps: int = 3
     judge: str = ""
     dflash: str = ""
     mtp: str = OWN
@@ -177,10 +178,9 @@ def _speculative_flags(models: Models, kind: str) -> tuple[str, ...]:
     if kind == PARSE_ONE:  # what the draft's several tokens a forward are worth
         return (*found, *parse_settings(draft_parallel_tokens=1))
     if kind == PARSE_EAGLE3:
-        head = parse_settings(eagle3_path=_head(models))
-        return (*found, *head, *_steps(models.eagle3_steps))
+        return (*found, *parse_settings(eagle3_path=_head(models)))
     if kind == PARSE_MTP:
-        return (*found, *parse_settings(mtp=models.mtp), *_steps(models.eagle3_steps))
+        return (*found, *parse_settings(mtp=models.mtp))
     return found
 
 

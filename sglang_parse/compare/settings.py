@@ -80,8 +80,8 @@ class CompareSettings(TaskSettings):
         "verdict head of the servers with PARSE, a folder (default: the demo pair's for its "
         "target, else ''); '' asks --question",
     )
-    standalone_steps: int = model(4, "draft tokens", type=at_least(1))
-    eagle3_steps: int = model(3, "draft tokens", type=at_least(1))
+    standalone_steps: int = model(4, "draft tokens of stock STANDALONE", type=at_least(1))
+    eagle3_steps: int = model(3, "draft tokens of stock EAGLE3 and NEXTN", type=at_least(1))
     servers: tuple[str, ...] = model(
         tuple(name for name in TITLES if name not in (*OTHER_JUDGES, *WITH_LAYER, *ON_GPU)),
         f"of {','.join(TITLES)}; default: the command's, or those of --url. With @VALUE acceptance "

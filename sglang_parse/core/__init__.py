@@ -15,6 +15,7 @@
     rival          whether the exact token check would be faster than the judge
     selection      accepted prefix from the verdicts
     doubt          drafts that end where the draft model is unsure
+    proposals      how many tokens of a head's proposals are accepted
     eagle_gate     whether an EAGLE-3 head runs for a new request
     round          a verified draft, and what was output for it
     simulation     simulated acceptance for benchmarks

@@ -88,8 +88,8 @@ class EagleDecoder(EagleHead):
 
     @property
     def _chain_rows(self) -> int:
-        """Rows of a request that verifies a whole proposal."""
-        return self.num_steps + 1
+        """Rows of a request that verifies the longest one of the latest proposals."""
+        return self.num_run + 1
 
     def alloc_memory_pool(self, **pools: Any) -> None:
         super().alloc_memory_pool(**pools)
@@ -199,7 +199,7 @@ class EagleDecoder(EagleHead):
             ),
             next_draft_input=output,
         )
-        with self.forward_contexts():
+        with self.forward_contexts(), self.running_steps(self.num_run):
             self.worker._draft_extend_for_decode(view, result)
         # The next replay of SGLang's CUDA graph writes to the same memory.
         output.hidden_states = output.hidden_states.clone()

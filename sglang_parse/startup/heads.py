@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from safetensors import SafetensorError, safe_open
 from sglang.srt.environ import envs
+from sglang.srt.model_executor.cuda_graph_config import Backend
 
 from sglang_parse.attention.support import OF_TARGET, STEPPING, BackendError
 from sglang_parse.core.config import ParseConfig, flag
@@ -53,6 +54,9 @@ _NO_MTP = {
 }
 """Classes of MTP layers, and of targets without one -> why PARSE does not draft with them."""
 _INDEX = "model.safetensors.index.json"
+GRAPH_STEPS, MAX_STEPS = 3, 7
+"""Tokens of the longest proposal by default: of a CUDA graph, which has all of its steps, and in
+pieces, where each pass has as many as pay (``EagleSource``)."""
 
 
 def check_head(args: Any, config: ParseConfig, target: Any) -> int:
@@ -60,7 +64,11 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     without one."""
     if not config.proposer:
         return _check_no_head(args)
-    steps = 3 if args.speculative_num_steps is None else args.speculative_num_steps
+    steps = args.speculative_num_steps
+    if steps is None:
+        graphs = args.cuda_graph_config  # not known to ``doctor``
+        is_eager = graphs is not None and graphs.decode.backend == Backend.DISABLED
+        steps = MAX_STEPS if args.device == "cpu" or is_eager else GRAPH_STEPS
     tokens, topk = args.speculative_num_draft_tokens, args.speculative_eagle_topk
     require(steps in range(1, 17), "--speculative-num-steps", steps, "use 1 to 16")
     fix = "use 1: PARSE's heads propose a chain"

@@ -452,7 +452,7 @@ def heads_controller(*, per_row: float) -> Controller:
     [
         ("graph", 3, 0.5, 3),
         ("graph", 0, 0.5, 1),
-        ("graph", 0, 0.0, 3),
+        ("graph", 3, 0.0, 3),
         ("pieces", 3, 0.0, 3),
         ("pieces", 0, 0.0, 1),
     ],

@@ -309,7 +309,7 @@ def test_draft_forward(tmp_path: Path):
 
 def test_head():
     continued = {"parse_eagle3_path": HEAD}
-    assert check(**continued)["EAGLE-3 head"].found.endswith("3 tokens ahead")
+    assert check(**continued)["EAGLE-3 head"].found.endswith("7 tokens ahead")
     line = check(**continued, speculative_eagle_topk=4)["EAGLE-3 head"]
     assert (line.status, line.found) == (FAILS, "--speculative-eagle-topk is 4")
 
@@ -321,7 +321,7 @@ def test_mtp_layer(good: dict[str, Finding], tmp_path: Path):
     line = check(**alone)["MTP layer"]
     assert (line.status, line.found.endswith("which can draft: --parse-mtp own")) == (OK, True)
     line = check(**alone, parse_mtp="own")["MTP layer"]
-    assert (line.status, line.found) == (OK, "own fits the target; 3 tokens ahead")
+    assert (line.status, line.found) == (OK, "own fits the target; 7 tokens ahead")
     assert "MTP layer" not in good
 
 

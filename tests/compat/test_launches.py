@@ -397,6 +397,7 @@ def test_a_head_follows_what_was_written(
     )
     head.worker, head._guard = worker, DraftGuard(2)  # contains nothing
     head.columns, head.num_steps, head.name = None, CHAIN - 1, "the head"
+    head.num_run = head.num_steps
     head.algorithm = SpeculativeAlgorithm.EAGLE3
     runner = HeadRunner(batch.req_to_token_pool.req_to_token)
     runner.attn_backend = SimpleNamespace(init_forward_metadata=lambda _: None)

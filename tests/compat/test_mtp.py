@@ -65,7 +65,15 @@ def resolved(target: Path, *flags: str, **more: object) -> Any:
 
 
 def test_steps(glm: Path, logged: list[str]):
-    assert resolved(glm, *OWN, "--speculative-num-steps", "2").speculative_num_steps == 2
+    """By default 3 where a CUDA graph has all of them; without graphs more are there to choose."""
+    on_a_gpu = ("--device", "cuda", "--attention-backend", "triton")
+    for flags, steps in (
+        (("--speculative-num-steps", "2"), 2),
+        ((), 7),
+        (on_a_gpu, 3),
+        ((*on_a_gpu, "--disable-cuda-graph"), 7),
+    ):
+        assert resolved(glm, *OWN, *flags).speculative_num_steps == steps
     assert any("copies of the prompt and of the MTP layer" in line for line in logged)
 
 

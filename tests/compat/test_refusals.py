@@ -487,7 +487,7 @@ DEMO_PAIR = (DEMO / "target", DEMO / "draft")
 
 
 @pytest.mark.parametrize(
-    ("flags", "steps"), [((), 3), *((("--speculative-num-steps", f"{n}"), n) for n in (1, 5, 16))]
+    ("flags", "steps"), [((), 7), *((("--speculative-num-steps", f"{n}"), n) for n in (1, 5, 16))]
 )
 def test_num_steps_of_an_eagle3_head(flags: tuple[str, ...], steps: int):
     from sglang.srt.arg_groups.overrides import resolved_view
@@ -511,7 +511,7 @@ def test_num_steps_of_an_eagle3_head(flags: tuple[str, ...], steps: int):
         ((*EAGLE3, str(HEAD), "--speculative-num-steps", "17"), "num-steps is 17.*use 1 to 16"),
         (
             (*EAGLE3, str(HEAD), "--speculative-num-draft-tokens", "9"),
-            "--speculative-num-draft-tokens is 9.*use 4",
+            "--speculative-num-draft-tokens is 9.*use 8",
         ),
         (
             (*EAGLE3, str(HEAD), "--speculative-draft-window-size", "64"),

@@ -38,6 +38,7 @@ from support.servers import (
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
 STOCK = ("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3")
 STOCK += ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+OWN = ("--parse-mtp", "own", "--speculative-num-steps", "3", *ALWAYS)
 STAND_IN = "tests/e2e/test_mtp.py::test_exact_drafts"
 MORE, MOST = pytest.mark.nightly(STAND_IN), pytest.mark.weekly(STAND_IN)
 FAST, DENSE = "glm-4.5", "qwen3.5"
@@ -96,7 +97,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def own(serve: Serve, name: str) -> Iterator[Client]:
     """No draft model: the layer drafts for the likelihood; but for hybrids overlap, as on a GPU."""
-    yield from serve("mtp", name, *PARSE, "--parse-mtp", "own", *ALWAYS, *MTP[name].overlap)
+    yield from serve("mtp", name, *PARSE, *OWN, *MTP[name].overlap)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,7 @@ def test_beside_captured_layers(
     serve: Serve, own: Client, name: str, target_of: Callable, prompts: list
 ):
     """As a verdict head reads them: the layer proposes the same tokens."""
-    flags = ("--parse-mtp", "own", *ALWAYS, *MTP[name].overlap, "--parse-hidden-layers", "0,1")
+    flags = (*OWN, *MTP[name].overlap, "--parse-hidden-layers", "0,1")
     options = EXACT | {"trace": True, "hidden_states": True}
     wanted = own.generate_all(prompts, 1, parse=EXACT, **LIMIT)
     for client in serve("mtp-captured", name, *PARSE, *flags):
@@ -227,7 +228,7 @@ def test_proposals_are_those_of_plain_pytorch(
 @pytest.mark.parametrize("name", [FAST, pytest.param(DENSE, marks=MOST)], indirect=True)
 def test_two_ranks(serve: Serve, plain: Client, name: str, tmp_path: Path, prompts: list):
     """Rank 1's logits are noise, so only rank 0's proposals and choices may count."""
-    flags = (*PARSE, "--parse-mtp", "own", *ALWAYS, *MTP[name].overlap, "--tp-size", "2")
+    flags = (*PARSE, *OWN, *MTP[name].overlap, "--tp-size", "2")
     with plugin("rank_noise", RANK_NOISE_DIR=str(tmp_path)), two_ranks_environment():
         for client in serve("mtp-ranks", name, *flags):
             answers = client.generate_all(prompts, 8, parse=EXACT, **LIMIT)
@@ -248,8 +249,8 @@ FEW_SLOTS = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8", "SGLANG_TEST_RETRACT_
 
 @pytest.fixture(scope="module")
 def trained(start_server: Start) -> Iterator[Client]:
-    """Token mode, short of KV slots; proposals of one length, whatever passes take."""
-    layer = ("--parse-mtp", LAYER, "--parse-verification", "token", *ALWAYS, *OVERLAP)
+    """Token mode, short of KV slots; proposals of stock's length, whatever passes take."""
+    layer = ("--parse-mtp", LAYER, *OWN[2:], "--parse-verification", "token", *OVERLAP)
     tight = ("--max-total-tokens", "1100", "--page-size", "4")
     flags = (*DEMO, *PARSE, *layer, *tight)
     yield from served(start_server, "mtp-trained", *flags, **FEW_SLOTS)

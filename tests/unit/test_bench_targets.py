@@ -30,10 +30,9 @@ EXPECTED = {
     "parse-token": PARSE.replace("question q.json", "verification token"),
     "parse-question": PARSE,
     "parse-likelihood": PARSE.replace("question q.json", "judge likelihood"),
-    "parse-eagle3": f"{PARSE} --parse-eagle3-path head {CHAIN.format(3, 4)}",
+    "parse-eagle3": f"{PARSE} --parse-eagle3-path head",
     "nextn": f"--model-path big {DRAFTED.format('NEXTN', 'layer')} {CHAIN.format(3, 4)}",
-    "parse-mtp": PARSE.replace("question q.json", "judge likelihood")
-    + f" --parse-mtp layer {CHAIN.format(3, 4)}",
+    "parse-mtp": f"{PARSE.replace('question q.json', 'judge likelihood')} --parse-mtp layer",
 }
 
 

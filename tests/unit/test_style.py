@@ -165,6 +165,7 @@ WORDS = {
         "core/copies.py",
         "core/arming.py",
         "core/doubt.py",
+        "core/proposals.py",
         "core/eagle_gate.py",
         "engine/sources/",
         "engine/judge/",

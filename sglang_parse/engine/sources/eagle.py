@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from sglang_parse.core.config import ParseConfig
 from sglang_parse.core.policy.controller import DRAFTING_OFF, Controller
-from sglang_parse.core.policy.drafting import Acceptance
+from sglang_parse.core.proposals import ProposalAcceptance
 from sglang_parse.core.round import Round
 from sglang_parse.core.stage import Stage
 from sglang_parse.engine.eagle_head import EagleHead
@@ -36,7 +36,7 @@ class EagleSource(Source):
     def __init__(self, config: ParseConfig, controller: Controller, head: EagleHead) -> None:
         self._config, self._controller, self._head = config, controller, head
         self.name = config.proposer
-        self._acceptance = Acceptance(controller.config.error_rate)
+        self._acceptance = ProposalAcceptance(head.num_steps, controller.config.error_rate)
 
     def start(self, req: Req) -> str:
         state = req.parse_state
@@ -58,7 +58,7 @@ class EagleSource(Source):
             # Of the latest proposal: the extend, and a forward for each step but the first.
             head_ms = costs.head_ms / head.num_run * head.steps_for(length)
             ms = head_ms + costs.ms(Stage.VERIFY, costs.num_running * (1 + length))
-            return (1 + self._acceptance.expect(length)[1]) / ms
+            return self._acceptance.expect(length) / ms
 
         is_known = costs.is_adaptive and costs.head_ms
         return max(range(head.num_steps, 0, -1), key=rate) if is_known else head.num_steps
@@ -66,7 +66,7 @@ class EagleSource(Source):
     def observe(self, req: Req, one: Round) -> None:
         del req
         memory = self._controller.config.memory * self._controller.num_running
-        self._acceptance.observe(one, memory)
+        self._acceptance.observe(one, 4 * memory)  # lengths share it
 
 
 def take_chain(req: Req, proposed: Sequence[int]) -> None:
