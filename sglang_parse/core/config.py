@@ -114,9 +114,9 @@ class ParseConfig(BaseModel):
     """'semantic' asks the target a question per prefix; 'token' accepts draft tokens that equal the
     target's choices (exact)."""
     eagle3_path: str = Field("", json_schema_extra={"metavar": "PATH"})
-    """Path of the target's EAGLE-3 head. Where no other source drafts, beside a draft model or
-    without one, it proposes up to --speculative-num-steps tokens (by default 3 in a CUDA graph, and
-    without graphs as many as pay, 7 at most). They are judged as every draft; with --parse-judge question, which cannot judge a few tokens, token by token."""
+    """Path of the target's EAGLE-3 head. Where no other source drafts, it proposes up to
+    --speculative-num-steps tokens (by default 3 with CUDA graphs, without them as many as pay, up
+    to 7). They are judged as every draft; with --parse-judge question token by token."""
     mtp: str = Field("", json_schema_extra={"metavar": "PATH"})
     """The layer for multi-token prediction (MTP) that some checkpoints have, in the place of an
     EAGLE-3 head: 'own' for the target's checkpoint, or the path of one that has the layer."""

@@ -37,7 +37,8 @@ from support.servers import (
 )
 
 HEAD = str(DEMO_PAIR / "eagle3")
-ALONE = ("--model-path", str(DEMO_PAIR / "target"), *PARSE, "--parse-eagle3-path", HEAD)
+STEPS = ("--speculative-num-steps", "3")
+ALONE = ("--model-path", str(DEMO_PAIR / "target"), *PARSE, "--parse-eagle3-path", HEAD, *STEPS)
 LIMIT = {"max_new_tokens": 110}
 WHOLE = {"max_new_tokens": 220}
 """Answers end by themselves: of one that is cut off stock SGLang counts another pass."""
@@ -60,8 +61,8 @@ def stock(start_server: Start) -> Iterator[Client]:
         start_server,
         "eagle3-chain",
         *("--model-path", str(DEMO_PAIR / "target"), "--speculative-algorithm", "EAGLE3"),
-        *("--speculative-draft-model-path", HEAD, "--speculative-num-steps", "3"),
-        *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4", *SEED),
+        *("--speculative-draft-model-path", HEAD, *STEPS, "--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", "4", *SEED),
     )
 
 
@@ -295,12 +296,12 @@ def test_another_pairs_head(start_server: Start, demo_plain: Client, problems: l
     target, head = ("--model-path", str(DEMO / "target")), str(DEMO / "eagle3")
     prompts = [problem.prompt for problem in problems[:8]]
     wanted = ids_of(demo_plain.generate_all(prompts, 8, **WHOLE))
-    flags = ("--parse-eagle3-path", head, "--parse-verification", "token", *ALWAYS)
+    flags = ("--parse-eagle3-path", head, "--parse-verification", "token", *ALWAYS, *STEPS)
     for client in served(start_server, "eagle3-other", *target, *PARSE, *flags, *SEED):
         answers = client.generate_all(prompts, 8, **WHOLE)
         client.assert_nothing_lost()
     chain = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", head)
-    steps = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1")
+    steps = (*STEPS, "--speculative-eagle-topk", "1")
     more = ("--speculative-num-draft-tokens", "4", *SEED)
     for client in served(start_server, "eagle3-other-chain", *target, *chain, *steps, *more):
         theirs = client.generate_all(prompts, 8, **WHOLE)

@@ -306,7 +306,7 @@ def test_a_trained_heads_verdicts(start_server: Start, trained: Client, problems
     """It reads a layer beside what the MTP layer reads, and accepts other words."""
     judged = (*DEMO, *PARSE, "--parse-mtp", LAYER, "--parse-judge", str(DEMO_PAIR / "judge"))
     exact = trained.generate_all(problems, 8, parse=EXACT, **WHOLE)
-    for client in served(start_server, "mtp-judged", *judged, *ALWAYS):
+    for client in served(start_server, "mtp-judged", *judged, *OWN[2:]):
         answers = client.generate_all(problems, 8, **WHOLE)
         assert ids_of(client.generate_all(problems, 8, parse=EXACT, **WHOLE)) == ids_of(exact)
         client.assert_nothing_lost()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.nightly(
 
 TEXTS = ("--model-path", str(DEMO / "target"), *PARSE, *COPIES, *SEED)
 TEXTS = (*TEXTS, "--parse-verification", "token", CUSTOM)
-HEAD = ("--parse-eagle3-path", str(DEMO / "eagle3"))
+HEAD = ("--parse-eagle3-path", str(DEMO / "eagle3"), "--speculative-num-steps", "3")
 LIMIT = {"max_new_tokens": 110}
 COSTS = "10 0.04 1.5"
 """ms of a target forward, of each row, of the head: the policy decides as on a GPU, and not by what
