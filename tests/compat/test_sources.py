@@ -22,6 +22,7 @@ from sglang_parse.core.phases import (
     MODEL,
     PREDICTION,
     PROMPT,
+    Draft,
     Phase,
     RequestPolicy,
 )
@@ -295,26 +296,37 @@ def test_a_text_that_never_fits_stops_to_be_searched(monkeypatch: pytest.MonkeyP
     assert text.length.net_loss == pytest.approx(spent_ms / 25)
 
 
-def test_searches_of_long_prompts_take_a_small_part_of_a_step(monkeypatch: pytest.MonkeyPatch):
-    """2 % of the time for all of 64 requests, and what each may save; where none is left, it
-    decodes, and the loss budget is not charged."""
+@pytest.mark.parametrize(("brought", "least", "most"), [(40, 0.015, 0.024), (0, 0.003, 0.008)])
+def test_searches_of_long_prompts_take_a_small_part_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, brought: int, least: float, most: float
+):
+    """2 % of the time for all of 64 requests, and what each may save; less where no request of the
+    server copies. Where no time is left, it decodes, and the loss budget is not charged."""
     server, num_steps = busy_server(monkeypatch, prompt_drafts="on"), 200
     prompt = "".join(map(chr, range(300, 50_300)))
     reqs = [server.request(prompt + prompt) for _ in range(64)]
+    copying = server.request("0123456789" * 20)
+    server.start(copying, "x")
     for step in range(num_steps):
+        copying.parse_state.draft = Draft([*range(brought)], PROMPT)
+        server.chain.observe(copying, Round(copying.parse_state.draft, brought))
         for req in reqs:
             assert server.start(req, chr(1 + step)) == NOTHING
     texts = [req.parse_state.notes.texts[PROMPT] for req in reqs]
     num_searched = sum(text.match.num_searched for text in texts)
     num_look_ups = num_searched / len(reqs[0].origin_input_ids)
     spent_ms = SEARCH_MS_PER_TOKEN / 4 * num_searched + LOOK_UP_MS * num_look_ups
-    assert 0.015 < spent_ms / (25 * num_steps) <= 0.024
+    assert least < spent_ms / (25 * num_steps) <= most
     assert {text.length.net_loss for text in texts} == {0.0}
-    # A short one's look-up is 0.1 ms, a quarter of the request's part of a step.
-    short = server.request("0123456789" * 20)
+
+
+def test_a_short_prompts_look_up_has_a_price(monkeypatch: pytest.MonkeyPatch):
+    """0.1 ms, a quarter of the request's part of a step, of which it may save 2 %."""
+    server = busy_server(monkeypatch, prompt_drafts="on")
+    req = server.request("0123456789" * 20)
     for place in range(100):
-        server.start(short, chr(1 + place))
-    num_searched = short.parse_state.notes.texts[PROMPT].match.num_searched
+        server.start(req, chr(1 + place))
+    num_searched = req.parse_state.notes.texts[PROMPT].match.num_searched
     assert 7 * 200 < num_searched < 13 * 200
 
 

@@ -20,6 +20,10 @@ from sglang_parse.engine.sources.text import SEARCH_MS_PER_TOKEN, TextParts, Tex
 SEARCH_SHARE = 0.02
 """Of a request's part of a decode step: what look-ups may take of each forward, at most, and of
 each token that they brought."""
+FRUITLESS = 1 / 8
+"""Part of that, while the server's look-ups bring less than they take."""
+KEPT = 0.99
+"""What is kept of their balance with each look-up: about the last hundred count."""
 MAX_SAVED = 0.25
 """Tokens' time that a request's look-ups leave unused for later ones, at most."""
 LOOK_UP_MS = 0.1
@@ -29,7 +33,8 @@ constant, because the ranks' clocks differ."""
 
 class PromptSource(TextSource):
     """Drafts what follows the newest tokens in prompt and output so far. Look-ups have a budget of
-    their own: on a busy server, prompts that bring nothing are looked up now and then."""
+    their own: on a busy server, and where none brought anything lately, there is one now and
+    then."""
 
     explains = False  # others that do not draft say more
     is_exact, search_ms = True, SEARCH_MS_PER_TOKEN / 4
@@ -38,6 +43,7 @@ class PromptSource(TextSource):
     def __init__(self, parts: TextParts) -> None:
         super().__init__(PROMPT, parts)
         self._copies, self._beside_prediction = CopyStats(), CopyStats(BESIDE_PREDICTION)
+        self._balance = 20.0  # tokens that drafts brought, without those that look-ups took
 
     def receive(self, req: Req, options: RequestOptions) -> None:
         is_on = self._config.prompt_drafts == options.prompt_drafts == "on"
@@ -56,7 +62,7 @@ class PromptSource(TextSource):
             stats = self._beside_prediction if PREDICTION in texts else self._copies
             length = CopyLength(stats, self._budget_of(req), probe_tokens)
             texts[self.name] = RequestText(match, length, saved=MAX_SAVED)
-        _save(texts[self.name], 1)
+        self._save(texts[self.name], 1)
         if any(text.is_at_end for text in texts.values()):
             return self.follow(req) or "the answer may end here"  # as the text that it followed
         return super().start(req)
@@ -66,15 +72,19 @@ class PromptSource(TextSource):
         return (text.saved <= 0 and not is_free) or super()._is_spent(req, text)
 
     def _pay(self, text: RequestText, search_ms: float) -> None:
-        text.saved -= self._controller.tokens_in(LOOK_UP_MS + search_ms)
+        cost = self._controller.tokens_in(LOOK_UP_MS + search_ms)
+        text.saved -= cost
+        self._balance = KEPT * self._balance - cost
+
+    def _save(self, text: RequestText, count: int) -> None:
+        share = SEARCH_SHARE * (1 if self._balance >= 0 else FRUITLESS)
+        text.saved = min(MAX_SAVED, text.saved + share * count)
 
     def observe(self, req: Req, one: Round) -> None:
         super().observe(req, one)
-        _save(req.parse_state.notes.texts[self.name], one.num_output)
+        text = req.parse_state.notes.texts[self.name]
+        self._balance += one.num_output - text.cost
+        self._save(text, one.num_output)
 
     def retract(self, req: Req) -> None:
         req.parse_state.notes.texts.pop(self.name, None)
-
-
-def _save(text: RequestText, count: int) -> None:
-    text.saved = min(MAX_SAVED, text.saved + SEARCH_SHARE * count)
