@@ -27,7 +27,8 @@ class StageTime:
     Attributes:
         size: tokens of a draft prefill, rows of a verify pass, else requests.
         num_tokens: draft tokens per request of DRAFT, output tokens of DECODE.
-        num_forwards, kind: of DRAFT: 0 stands for one forward per draft token.
+        num_forwards, kind: of DRAFT: 0 stands for one forward per draft token; of DECODE: forwards
+            of the EAGLE-3 head.
         continued: of DRAFT in blocks, per request: tokens of the blocks inside a draft, and their
             number. Its first block brings one token, whatever its kind, and its last one, which
             its length cuts, is no measure either. None: all tokens of all forwards.

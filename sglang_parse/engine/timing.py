@@ -150,11 +150,12 @@ class StageTimer:
         reqs: Sequence[Req],
         forward: TargetForward,
         tokens: Sequence[Sequence[int]],
+        num_steps: int = 0,
     ) -> None:
         """A target forward, charged to its requests by their rows.
 
         Args:
-            head: what an EAGLE-3 head proposed before it, and read after it.
+            head: what an EAGLE-3 head proposed before it, in ``num_steps``, and read after it.
             tokens: per request of ``reqs`` its output tokens.
         """
         parts = forward.parts
@@ -176,8 +177,8 @@ class StageTimer:
             else:
                 stage = Stage.DECODE, num_decoding, num_decoded
             rows, share = forward.num_rows, 1 - num_decoding / len(parts)
-            timed = StageTime(*stage, ms + head_ms, graphs=forward.graphs, num_rows=rows)
-            self._stages.append(replace(timed, head_ms=head_ms, share=share))
+            timed = StageTime(*stage, ms + head_ms, num_steps, graphs=forward.graphs)
+            self._stages.append(replace(timed, num_rows=rows, head_ms=head_ms, share=share))
 
         self.when_passed(charge, watch)
         self.when_passed(record, watch, head)

@@ -440,7 +440,7 @@ def heads_controller(*, per_row: float) -> Controller:
         controller.num_running, rows = size, 4 * size
         for _ in range(8 * DEFAULTS.cold_forwards):
             ms = STEP_MS + per_row * rows
-            step = StageTime(Stage.DECODE, size, 2 * size, ms + 1, num_rows=rows, head_ms=1.0)
+            step = StageTime(Stage.DECODE, size, 2 * size, ms + 1, 3, num_rows=rows, head_ms=1.0)
             last = StageTime(Stage.DECODE, size, size, STEP_MS + per_row * size, num_rows=size)
             controller.observe([step], [(None, 2)] * size)
             controller.observe([last], [(None, 1)] * size)

@@ -39,7 +39,8 @@ class Controller:
         last_plan: None before the first plan.
         no_draft_reason: why ``plan`` returned None the last time.
         speedup: latest measured speedup over decode steps; None before the first.
-        head_ms: of an EAGLE-3 head in the latest decode step; 0 before the first, or without one.
+        head_ms, head_steps: time and forwards of an EAGLE-3 head in the latest decode step; 0
+            before the first, or without one.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Controller:
         self._costs = {stage: StageCost(config, pace) for stage in Stage}
         self._chosen: dict[DraftKey, tuple[float, int, float]] = {}  # since the last iteration
         self._num_drafting, self._num_decoding, self._num_asked, self._has_plain = 1, 0, 0, False
-        self._now = self._debt_ms = self.head_ms = 0.0
+        self._now = self._debt_ms = self.head_ms = self.head_steps = 0.0
         self._eagle, self._sharing = EaglePrefills(), 1.0
 
     @property
@@ -237,14 +238,14 @@ class Controller:
         """Returns as ``StageCost.add``. A decode step is the verify pass with the fewest rows."""
         if timed.stage is Stage.DRAFT:
             return self.blocks.observe(timed)
-        size = max(1, timed.size)
+        size, weight = max(1, timed.size), self.config.mean_weight
         if timed.stage is Stage.VERIFY:
-            self._sharing += self.config.mean_weight * (timed.share - self._sharing)
+            self._sharing += weight * (timed.share - self._sharing)
         if timed.stage is Stage.DECODE:
-            gain = timed.num_tokens / size - self._tokens_per_step
-            self._tokens_per_step += self.config.mean_weight * gain
+            self._tokens_per_step += weight * (timed.num_tokens / size - self._tokens_per_step)
             self._costs[Stage.VERIFY].add(timed.num_rows or size, timed.ms - timed.head_ms)
-            self.head_ms = timed.head_ms or self.head_ms
+            if timed.head_ms:
+                self.head_ms, self.head_steps = timed.head_ms, timed.num_forwards
         return self._costs[timed.stage].add(size, timed.ms, timed.graphs)
 
     def observe_prefill(self, ms: float, num_eagle_tokens: int = 0, eagle_ms: float = 0.0) -> None:

@@ -36,6 +36,7 @@ class EagleSource(Source):
     def __init__(self, config: ParseConfig, controller: Controller, head: EagleHead) -> None:
         self._config, self._controller, self._head = config, controller, head
         self.name = config.proposer
+        self._step_ms = 0.0
         self._acceptance = ProposalAcceptance(head.num_steps, controller.config.error_rate)
 
     def start(self, req: Req) -> str:
@@ -53,15 +54,19 @@ class EagleSource(Source):
         """Tokens to propose: those with the most output per ms, if all running requests decode
         so."""
         costs, head = self._controller, self._head
+        if not (costs.is_adaptive and costs.head_steps):
+            return head.num_steps
+        # Of a step: the extend takes the place of the first one's forward.
+        latest_ms, weight = costs.head_ms / costs.head_steps, costs.config.mean_weight
+        known_ms = self._step_ms or latest_ms
+        self._step_ms = known_ms + weight / costs.num_running * (latest_ms - known_ms)
 
         def rate(length: int) -> float:
-            # Of the latest proposal: the extend, and a forward for each step but the first.
-            head_ms = costs.head_ms / head.num_run * head.steps_for(length)
+            head_ms = self._step_ms * head.steps_for(length)
             ms = head_ms + costs.ms(Stage.VERIFY, costs.num_running * (1 + length))
             return self._acceptance.expect(length) / ms
 
-        is_known = costs.is_adaptive and costs.head_ms
-        return max(range(head.num_steps, 0, -1), key=rate) if is_known else head.num_steps
+        return max(range(head.num_steps, 0, -1), key=rate)
 
     def observe(self, req: Req, one: Round) -> None:
         del req
