@@ -7,9 +7,6 @@ proposed of late has that of its places in longer and shorter ones. Numbers only
 
 from __future__ import annotations
 
-from itertools import accumulate
-from operator import mul
-
 from sglang_parse.core.round import Round
 
 HOPE, WEIGHT = 1.05, 8
@@ -45,10 +42,10 @@ class ProposalAcceptance:
 
     def expect(self, length: int) -> float:
         """Returns mean output tokens of a pass with a proposal of ``length``."""
-        chances, before = [], self._first
+        mean, reach, chance = 1.0, 1.0, self._first
         accepted, reached, output, passes = self._counts
-        for num_accepted, num_reached in zip(accepted[:length], reached, strict=False):
-            before = (before + num_accepted) / (1 + num_reached)
-            chances.append(before)
-        by_place = HOPE * (1 + sum(accumulate(chances, mul)))
-        return (WEIGHT * by_place + output[length - 1]) / (WEIGHT + passes[length - 1])
+        for num_accepted, num_reached in zip(accepted[:length], reached[:length], strict=True):
+            chance = (chance + num_accepted) / (1 + num_reached)
+            reach *= chance
+            mean += reach
+        return (WEIGHT * HOPE * mean + output[length - 1]) / (WEIGHT + passes[length - 1])

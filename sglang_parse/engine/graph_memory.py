@@ -11,8 +11,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from sglang.srt.model_executor.cuda_graph_config import Backend
-
 from sglang_parse.attention.split_kv import ENV_VAR, SplitKV
 from sglang_parse.core.block import BlockKind, Masks
 from sglang_parse.core.config import ParseConfig
@@ -20,6 +18,7 @@ from sglang_parse.engine import pass_graphs
 from sglang_parse.engine.drafting.block_graphs import LOGITS_ROWS
 from sglang_parse.engine.forward import MAX_LOGITS_BYTES
 from sglang_parse.engine.wide_graphs import MAX_DRAFT_ROWS, graph_sizes_of
+from sglang_parse.startup.heads import captures_steps
 from sglang_parse.startup.parallel import parallel_draft
 
 SLOT_BYTES, FP32_BYTES = 8, 4
@@ -35,8 +34,7 @@ class GraphMemory:
 
     def __init__(self, args: Any, config: ParseConfig, target: Any, draft: Any) -> None:
         self._args, self._config, self._target, self._draft = args, config, target, draft
-        decode, is_gpu = args.cuda_graph_config.decode, args.device != "cpu"
-        self._captured = decode.bs if is_gpu and decode.backend != Backend.DISABLED else []
+        self._captured = args.cuda_graph_config.decode.bs if captures_steps(args) else []
         self._num_reqs = args.max_running_requests or pass_graphs.MAX_REQS
         self._splits = not args.enable_deterministic_inference and os.environ.get(ENV_VAR) != "0"
 

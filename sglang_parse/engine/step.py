@@ -147,8 +147,8 @@ class Step:
         if engine.eagle is not None:
             with self._head_watch:
                 engine.eagle.draft_extend(self.batch, results, tokens)
-        watches, head = (self._forward_watch, self._head_watch), engine.eagle
-        engine.timer.target(*watches, reqs, forward, tokens, head.num_run if head else 0)
+        num_steps = engine.eagle.num_run if engine.eagle else 0
+        engine.timer.target(self._forward_watch, self._head_watch, reqs, forward, tokens, num_steps)
         return rounds
 
     def _move_on(self, rounds: Sequence[Round]) -> None:

@@ -64,11 +64,8 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     without one."""
     if not config.proposer:
         return _check_no_head(args)
-    steps = args.speculative_num_steps
-    if steps is None:
-        graphs = args.cuda_graph_config  # not known to ``doctor``
-        is_eager = graphs is not None and graphs.decode.backend == Backend.DISABLED
-        steps = MAX_STEPS if args.device == "cpu" or is_eager else GRAPH_STEPS
+    steps = GRAPH_STEPS if captures_steps(args) else MAX_STEPS
+    steps = steps if args.speculative_num_steps is None else args.speculative_num_steps
     tokens, topk = args.speculative_num_draft_tokens, args.speculative_eagle_topk
     require(steps in range(1, 17), "--speculative-num-steps", steps, "use 1 to 16")
     fix = "use 1: PARSE's heads propose a chain"
@@ -83,6 +80,12 @@ def check_head(args: Any, config: ParseConfig, target: Any) -> int:
     else:
         check_head_fits(args, "eagle3_path", config.eagle3_path, target, target.context_len)
     return steps
+
+
+def captures_steps(args: Any) -> bool:
+    """Whether decode steps, and a head's, are CUDA graphs; ``doctor`` has no resolved settings."""
+    graphs = args.cuda_graph_config
+    return args.device != "cpu" and (graphs is None or graphs.decode.backend != Backend.DISABLED)
 
 
 def check_head_fits(args: Any, field: str, path: str, model: Any, context_len: int) -> None:

@@ -427,8 +427,8 @@ def test_the_target_chooses_the_answers_end_itself():
 
 STEP_MS = 8.0
 HEADS = {
-    "graph": SimpleNamespace(num_steps=3, num_run=3, steps_for=lambda _: 3),
-    "pieces": SimpleNamespace(num_steps=3, num_run=3, steps_for=lambda length: length),
+    "graph": SimpleNamespace(num_steps=3, steps_for=lambda _: 3),
+    "pieces": SimpleNamespace(num_steps=3, steps_for=lambda length: length),
 }
 """Heads that run all their steps, or as many as they propose tokens."""
 
@@ -469,6 +469,22 @@ def test_a_proposal_is_as_long_as_its_rows_and_steps_pay(
             source.observe(None, outcome)
         for controller.num_running in (1, 16):
             assert source.length() == wanted
+
+
+def test_all_requests_of_a_pass_propose_alike(monkeypatch: pytest.MonkeyPatch):
+    """Their length is chosen once, however many there are, and anew behind the next pass."""
+    controller, asked = heads_controller(per_row=0.5), list[int]()
+    source = EagleSource(ParseConfig(), controller, HEADS["pieces"])
+    expect = source._acceptance.expect
+    monkeypatch.setattr(
+        source._acceptance, "expect", lambda length: asked.append(length) or expect(length)
+    )
+    for accepted in (3, 0):
+        for _ in range(100):
+            source.observe(None, round_of(3, 3, accepted))
+        lengths = {source.length() for _ in range(64)}
+        assert lengths == {max(1, accepted)}
+    assert sorted(asked) == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_head_that_does_not_run_for_a_request_drafts_nothing():

@@ -623,7 +623,7 @@ def test_who_asks_for_drafts_gets_them_whatever_a_pass_costs(
 
 # -- tails of others' drafts ------------------------------------------------------------
 
-HEAD = SimpleNamespace(num_steps=3, num_run=3, steps_for=lambda _: 3)
+HEAD = SimpleNamespace(num_steps=3, steps_for=lambda _: 3)
 SPLIT = "one two three four five six"
 SURE = 12
 """Level of a draft token."""

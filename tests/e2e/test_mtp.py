@@ -36,9 +36,10 @@ from support.servers import (
 )
 
 LIMIT = {"max_new_tokens": 48, "ignore_eos": True}
-STOCK = ("--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3")
+STEPS = ("--speculative-num-steps", "3")
+STOCK = ("--speculative-algorithm", "EAGLE", *STEPS)
 STOCK += ("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
-OWN = ("--parse-mtp", "own", "--speculative-num-steps", "3", *ALWAYS)
+OWN = ("--parse-mtp", "own", *STEPS, *ALWAYS)
 STAND_IN = "tests/e2e/test_mtp.py::test_exact_drafts"
 MORE, MOST = pytest.mark.nightly(STAND_IN), pytest.mark.weekly(STAND_IN)
 FAST, DENSE = "glm-4.5", "qwen3.5"
@@ -250,7 +251,7 @@ FEW_SLOTS = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8", "SGLANG_TEST_RETRACT_
 @pytest.fixture(scope="module")
 def trained(start_server: Start) -> Iterator[Client]:
     """Token mode, short of KV slots; proposals of stock's length, whatever passes take."""
-    layer = ("--parse-mtp", LAYER, *OWN[2:], "--parse-verification", "token", *OVERLAP)
+    layer = ("--parse-mtp", LAYER, *STEPS, *ALWAYS, "--parse-verification", "token", *OVERLAP)
     tight = ("--max-total-tokens", "1100", "--page-size", "4")
     flags = (*DEMO, *PARSE, *layer, *tight)
     yield from served(start_server, "mtp-trained", *flags, **FEW_SLOTS)
@@ -306,7 +307,7 @@ def test_a_trained_heads_verdicts(start_server: Start, trained: Client, problems
     """It reads a layer beside what the MTP layer reads, and accepts other words."""
     judged = (*DEMO, *PARSE, "--parse-mtp", LAYER, "--parse-judge", str(DEMO_PAIR / "judge"))
     exact = trained.generate_all(problems, 8, parse=EXACT, **WHOLE)
-    for client in served(start_server, "mtp-judged", *judged, *OWN[2:]):
+    for client in served(start_server, "mtp-judged", *judged, *STEPS, *ALWAYS):
         answers = client.generate_all(problems, 8, **WHOLE)
         assert ids_of(client.generate_all(problems, 8, parse=EXACT, **WHOLE)) == ids_of(exact)
         client.assert_nothing_lost()

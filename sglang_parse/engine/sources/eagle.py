@@ -36,7 +36,7 @@ class EagleSource(Source):
     def __init__(self, config: ParseConfig, controller: Controller, head: EagleHead) -> None:
         self._config, self._controller, self._head = config, controller, head
         self.name = config.proposer
-        self._step_ms = 0.0
+        self._step_ms, self._length = 0.0, 0  # 0: not known yet
         self._acceptance = ProposalAcceptance(head.num_steps, controller.config.error_rate)
 
     def start(self, req: Req) -> str:
@@ -52,26 +52,28 @@ class EagleSource(Source):
 
     def length(self) -> int:
         """Tokens to propose: those with the most output per ms, if all running requests decode
-        so."""
-        costs, head = self._controller, self._head
-        if not (costs.is_adaptive and costs.head_steps):
-            return head.num_steps
-        # Of a step: the extend takes the place of the first one's forward.
-        latest_ms, weight = costs.head_ms / costs.head_steps, costs.config.mean_weight
-        known_ms = self._step_ms or latest_ms
-        self._step_ms = known_ms + weight / costs.num_running * (latest_ms - known_ms)
+        so. Chosen once for all of them, until proposals are verified."""
+        longest = self._head.num_steps
+        if not (self._controller.is_adaptive and self._step_ms):
+            return longest
+        self._length = self._length or max(range(longest, 0, -1), key=self._rate)
+        return self._length
 
-        def rate(length: int) -> float:
-            head_ms = self._step_ms * head.steps_for(length)
-            ms = head_ms + costs.ms(Stage.VERIFY, costs.num_running * (1 + length))
-            return self._acceptance.expect(length) / ms
-
-        return max(range(head.num_steps, 0, -1), key=rate)
+    def _rate(self, length: int) -> float:
+        pass_ms = self._controller.ms(Stage.VERIFY, self._controller.num_running * (1 + length))
+        head_ms = self._step_ms * self._head.steps_for(length)
+        return self._acceptance.expect(length) / (pass_ms + head_ms)
 
     def observe(self, req: Req, one: Round) -> None:
         del req
-        memory = self._controller.config.memory * self._controller.num_running
-        self._acceptance.observe(one, 4 * memory)  # lengths share it
+        costs, config = self._controller, self._controller.config
+        self._acceptance.observe(one, 4 * config.memory * costs.num_running)  # lengths share it
+        self._length = 0
+        if costs.head_steps:
+            latest_ms = costs.head_ms / costs.head_steps  # the extend is the first step's forward
+            known_ms = self._step_ms or latest_ms
+            weight = config.mean_weight / costs.num_running
+            self._step_ms = known_ms + weight * (latest_ms - known_ms)
 
 
 def take_chain(req: Req, proposed: Sequence[int]) -> None:

@@ -33,8 +33,7 @@ constant, because the ranks' clocks differ."""
 
 class PromptSource(TextSource):
     """Drafts what follows the newest tokens in prompt and output so far. Look-ups have a budget of
-    their own: on a busy server, and where none brought anything lately, there is one now and
-    then."""
+    their own: on a busy server, and where they brought nothing, there is one now and then."""
 
     explains = False  # others that do not draft say more
     is_exact, search_ms = True, SEARCH_MS_PER_TOKEN / 4
